@@ -70,7 +70,7 @@ class Outcome:
 
 
 class Team:
-    """The processes of one contestant. They stay: to start them anew would put seconds between those who are compared."""
+    """The processes of one contestant. They stay: to start new ones would put seconds between those who are compared."""
 
     def __init__(self, make: Make, place: str) -> None:
         context = multiprocessing.get_context("spawn")

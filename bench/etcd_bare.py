@@ -2,7 +2,7 @@
 
 A raw socket and frames written by hand; one key and one connection for each process; per turn one transaction, one event
 and one deletion, which is what any lock in line has to send. A watch is kept for as long as the same one stands ahead. There
-is no renewal, no time-out, no look whether the place in line still stands, and whoever is ahead is believed to have had its
+is no renewal, no time-out, no look whether the place in line still stands, and the claim ahead is believed to have had its
 turn when its key goes: with a process that dies, two would be in.
 """
 

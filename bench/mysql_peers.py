@@ -75,7 +75,7 @@ class Raw:
     def _ask(self, data: bytes, answers: int) -> None:
         self._socket.sendall(data)
         heard = b""
-        # One column, its end, one row, its end: whoever gets less has not got it.
+        # One column, its end, one row, its end: fewer packets mean that it was not granted.
         while heard.count(b"\xfe\0\0\2\0") < 2 * answers:
             heard += self._socket.recv(4096)
 

@@ -123,23 +123,22 @@ class Bare:
         asked: list[tuple[str | int, ...]] = [("HELLO", 3), ("SUBSCRIBE", self._channel)]
         asked += [("SCRIPT", "LOAD", script.text) for script in (ATTEMPT, RELEASE)]
         for words in asked:
-            self._sock.sendall(f"*{len(words)}\r\n{packed(*words)}".encode())
+            self._sock.sendall(b"*%d\r\n%b" % (len(words), packed(*words)))
             self._sock.recv(65536)
         keys = ("bare:{0}",)
-        self._attempt = ATTEMPT.begin(keys, ("bare", TTL * 1000, "x", "bench"), 2)
-        self._release = RELEASE.begin(keys, ("bare",), 1)
-        self._id = packed(ID)
-        self._seat = packed(f"{self._channel}:1")
+        self._attempt = ATTEMPT.call(keys, ("bare", TTL * 1000, "x", "bench", ID, f"{self._channel}:1"))
+        self._release = RELEASE.call(keys, ("bare", ID))
+        self._id = ID.encode()
 
     def __enter__(self) -> None:
-        self._id = f"$32\r\n{os.urandom(16).hex()}\r\n"
-        self._sock.sendall(f"{self._attempt}{self._id}{self._seat}".encode())
+        self._id = os.urandom(16).hex().encode()
+        self._sock.sendall(self._attempt.replace(ID.encode(), self._id))
         answer = self._sock.recv(4096)
         if answer.startswith(b":-") and b">" not in answer:
             self._sock.recv(4096)  # the wake-up, once it is its turn
 
     def __exit__(self, *_: object) -> None:
-        self._sock.sendall(f"{self._release}{self._id}".encode())
+        self._sock.sendall(self._release.replace(ID.encode(), self._id))
         self._sock.recv(4096)
 
 

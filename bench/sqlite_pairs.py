@@ -36,7 +36,7 @@ def bare(folder: str) -> Run:
             execute(sql.ANY_CLAIM, place).fetchone()
             wall = time.time_ns() // 1000
             (token,) = execute(MINT, (wall, database.boot, wall)).fetchone()
-            args = (*place, *place, id, False, None, 30_000_000, "host:1", None, token, expires)
+            args = (*place, *place, id, False, None, 30_000_000, "host:1", "", None, token, expires)
             (ticket,) = execute(sql.INSERT, args).fetchone()
             execute("COMMIT")
             execute("BEGIN IMMEDIATE")

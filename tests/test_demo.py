@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import eventually, session_members
+from tests.cli.conftest import session_members
+from tests.support.waiting import eventually_blocking
 
 ROOT = Path(__file__).parent.parent
 STORY = ROOT / "demo" / "story.py"
@@ -108,7 +109,7 @@ def test_demo_interrupted() -> None:
         os.killpg(demo.pid, signal.SIGINT)
         _, err = demo.communicate(timeout=60)
         assert (demo.returncode, err) == (130, "")
-        eventually(lambda: not session_members(demo.pid))
+        eventually_blocking(lambda: not session_members(demo.pid))
     finally:
         for pid in session_members(demo.pid):
             os.kill(pid, signal.SIGKILL)
@@ -126,8 +127,8 @@ def test_demo_interrupted() -> None:
         ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, True),
     ],
 )
-def test_demo_colours(environment: dict[str, str], terminal: bool, runtime_name: bool) -> None:
-    """Colours are for terminals; NO_COLOR turns them off, and FORCE_COLOR on."""
+def test_demo_uses_colors_on_terminals(environment: dict[str, str], terminal: bool, runtime_name: bool) -> None:
+    """Colors are for terminals; NO_COLOR turns them off, and FORCE_COLOR on."""
     assert runpy.run_path(str(STORY))["colourful"](environment, terminal) is runtime_name
 
 

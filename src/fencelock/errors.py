@@ -28,14 +28,12 @@ class LockTimeout(FencelockError, TimeoutError):
 
 
 class LeaseLost(FencelockError):
-    """The lease is over although its holder was not done: stop touching what it protected.
-
-    `reason` says how it ended: see `fencelock.LossReason`. It is None if the holder had released it itself.
-    """
+    """The lease is over although its holder was not done: stop touching what it protected."""
 
     def __init__(self, message: str, name: str | None = None, reason: LossReason | None = None) -> None:
         super().__init__(message, name)
         self.reason = reason
+        """How it ended; None if the holder had released it itself."""
 
 
 class NotHeld(FencelockError):
@@ -50,26 +48,25 @@ class WouldDeadlock(FencelockError, RuntimeError):
 
 
 class RateLimited(FencelockError):
-    """The call would exceed a rate limit, and was not charged. It may go in `retry_after` seconds."""
+    """The call would exceed a rate limit, and was not charged."""
 
     def __init__(self, message: str, name: str | None = None, *, retry_after: float = 0.0) -> None:
         super().__init__(message, name)
         self.retry_after = retry_after
+        """Seconds after which a call of this cost may go."""
 
 
 class StaleToken(FencelockError):
-    """A fence refused a write: a newer holder has been here. The write must not be repeated with the same token.
-
-    `token` is the one that was refused, `seen` the one that it was compared with, None where that is not known. `name` is the
-    resource.
-    """
+    """A fence refused a write: a newer holder has written. Do not repeat it with the same token. `name` is the resource."""
 
     def __init__(
         self, message: str, name: str | None = None, *, token: int | None = None, seen: int | None = None
     ) -> None:
         super().__init__(message, name)
         self.token = token
+        """The token that was refused."""
         self.seen = seen
+        """The token that it was compared with, or None if that is not known."""
 
 
 class KeyInProgress(FencelockError):
@@ -85,12 +82,14 @@ class VersionConflict(FencelockError):
 
 
 class BuildFailed(FencelockError):
-    """Another process failed to build this value a moment ago. `type` and `message` say how; the next try may succeed."""
+    """Another process failed to build this value a moment ago. The next try may succeed."""
 
     def __init__(self, message_text: str, name: str | None = None, *, type: str = "", message: str = "") -> None:
         super().__init__(message_text, name)
         self.type = type
+        """The name of the error's class."""
         self.message = message
+        """The text of the error."""
 
 
 class EngineUnavailable(FencelockError, ConnectionError):

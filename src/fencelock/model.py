@@ -158,10 +158,15 @@ class TokenGuarantee(StrEnum):
     """Why an engine's tokens always rise, from the strongest guarantee to the weakest."""
 
     CONSENSUS = "consensus"
+    """A majority of members has agreed on the token; no failure of a minority makes it repeat."""
     DURABLE = "durable"
+    """The counter is on disk before a token is used; no crash makes it repeat."""
     QUORUM = "quorum"
+    """Tokens rise as long as a majority of nodes keeps its data."""
     CLOCKED = "clocked"
+    """Tokens rise unless the engine loses its data and its clock goes back."""
     MEMORY = "memory"
+    """Tokens rise within one process; a new process starts at the clock."""
 
 
 CORRECT = frozenset({TokenGuarantee.CONSENSUS, TokenGuarantee.DURABLE})
@@ -172,16 +177,23 @@ class Traits(NamedTuple):
     """What an engine promises. All differences between engines that a user can notice are declared here."""
 
     engine: str
+    """Its name, such as "redis"."""
     guarantee: TokenGuarantee
+    """Why its tokens always rise."""
     fair: bool
+    """Waiters are served in the order in which they came."""
     loss_pushed: bool
     """The engine reports a lock that it dropped immediately; otherwise the next renewal finds out."""
     shared: bool = True
+    """It has readers: `rwlock`, and `read=` of `multi`."""
     limit: bool = True
+    """It has permits: `semaphore`."""
     session: bool = False
     """A claim lives as long as a session, not for a ttl of its own."""
     ttl_min: float = 0.1
+    """The shortest ttl in seconds."""
     ttl_max: float = 86400.0
+    """The longest ttl in seconds."""
     weakness: str = ""
     """The server's setting that weakens its tokens, and what to change; empty if there is none."""
 
@@ -195,18 +207,22 @@ class Traits(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A claim that holds the name, in a `Snapshot`. `expires_in` is in seconds, by the engine's clock.
-
-    `held_for` is the time since the engine granted it, in seconds. `value` is what an election's candidate gave.
-    """
+    """A claim that holds the name, in a `Snapshot`."""
 
     owner: str
+    """The label of its client."""
     token: int
+    """Its fencing token."""
     expires_in: float
+    """Seconds until it expires unless it is renewed, by the engine's clock."""
     mode: Mode = Mode.EXCLUSIVE
+    """How it holds the name."""
     limit: int | None = None
+    """The number of permits, for a semaphore."""
     held_for: float | None = None
+    """Seconds since the engine granted it; None if the engine does not know."""
     value: str = ""
+    """The value of an election's candidate."""
 
 
 def held_for(token: int, clock: float) -> float | None:
@@ -224,18 +240,43 @@ class Waiter(NamedTuple):
     """A claim that waits for the name, in a `Snapshot`; in order of service if the engine is fair."""
 
     owner: str
+    """The label of its client."""
     expires_in: float
+    """Seconds until the engine drops it unless its client gives a sign of life."""
     mode: Mode = Mode.EXCLUSIVE
+    """How it will hold the name."""
     limit: int | None = None
+    """The number of permits, for a semaphore."""
     value: str = ""
+    """The value of an election's candidate."""
+
+
+StoredClaim = tuple[str, int | None, float, bool, int | None, str]
+"""Owner, token (None while the claim waits), seconds left, shared, limit, and value."""
 
 
 class Snapshot(NamedTuple):
     """The holders and waiters of a name at one moment; `inspect` returns it."""
 
     name: str
+    """The name of the lock."""
     holders: tuple[Holder, ...] = ()
+    """The claims that hold it: one, or several readers or permits."""
     waiters: tuple[Waiter, ...] = ()
+    """The claims that wait for it."""
+
+    @classmethod
+    def of(cls, name: str, claims: Iterable[StoredClaim], clock: float) -> Snapshot:
+        """Return the snapshot of the stored claims of a name, in queue order, at `clock` µs on the tokens' scale."""
+        holders: list[Holder] = []
+        waiters: list[Waiter] = []
+        for owner, token, expires_in, shared, limit, value in claims:
+            mode = Mode.of(shared, limit)
+            if token is None:
+                waiters.append(Waiter(owner, expires_in, mode, limit, value))
+            else:
+                holders.append(Holder(owner, token, expires_in, mode, limit, held_for(token, clock), value))
+        return cls(name, tuple(holders), tuple(waiters))
 
     @property
     def token(self) -> int | None:

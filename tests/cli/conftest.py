@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 import fencelock
+from tests.support.waiting import LONG, eventually_blocking
 
 FENCELOCK = (sys.executable, "-m", "fencelock")
-LONG = 60.0
-"""What anything may take on a machine that is busy with something else: to start a process costs seconds there."""
 KEPT = "9"
 """A ttl that such a machine keeps: a command is asked to end when a lease was not renewed for two thirds of it."""
 UNTIL_TOLD = "touch held; while [ -e held ]; do sleep 0.05; done"
@@ -29,16 +28,6 @@ UNTIL_TOLD = "touch held; while [ -e held ]; do sleep 0.05; done"
 
 def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def eventually(condition: Callable[[], Any], timeout: float = LONG) -> Any:
-    """Wait for a condition and return its value."""
-    end, pause = time.monotonic() + timeout, 0.005
-    while not (value := condition()):
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(pause)
-        pause = min(0.02, pause * 1.2)
-    return value
 
 
 def session_members(session: int) -> list[int]:
@@ -108,7 +97,7 @@ class Cli:
         """Wait until the holder has renewed its lease twice: once might have been under way."""
         for _ in range(2):
             before = self.deadline(name)
-            eventually(lambda: self.deadline(name) > before)  # noqa: B023
+            eventually_blocking(lambda: self.deadline(name) > before)  # noqa: B023
 
     def file(self, name: str) -> Path:
         return self.folder / name
@@ -122,7 +111,7 @@ class Cli:
         """Start a command that holds a lock, and wait until it does."""
         self.file("held").unlink(missing_ok=True)
         process = self.start("run", name, *options, "--", "sh", "-c", command)
-        eventually(lambda: self.file("held").exists() or process.poll() is not None)
+        eventually_blocking(lambda: self.file("held").exists() or process.poll() is not None)
         assert process.poll() is None, process.communicate()
         return process
 

@@ -12,8 +12,9 @@ import pytest
 
 import fencelock
 from fencelock.primitives.election import Leader
-from tests.cli.conftest import KEPT, LONG, Cli, boottime, eventually, session_members
+from tests.cli.conftest import KEPT, Cli, boottime, session_members
 from tests.servers.redis import Redis
+from tests.support.waiting import LONG, eventually_blocking
 
 NOTE = 'echo "$FENCELOCK_OWNER $FENCELOCK_TOKEN" >> terms'
 """A command that writes down its term."""
@@ -69,14 +70,14 @@ def test_one_leads_and_the_next_follows(any_cli: Cli, name: str) -> None:
     """One candidate leads, with its value; when its command fails, the other leads, in a later term."""
     cli = any_cli
     first = elect(cli, name, "first", command=f"touch held; while [ -e held ]; do sleep 0.05; done; {NOTE}; exit 3")
-    eventually(cli.file("held").exists)
+    eventually_blocking(cli.file("held").exists)
     second = elect(cli, name, "second")
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     found = cli("leader", name)
     assert (found.returncode, found.stdout) == (0, "at first\n")
     cli.file("held").unlink()
     assert first.wait(LONG) == 3
-    eventually(lambda: terms(cli, "second"))
+    eventually_blocking(lambda: terms(cli, "second"))
     assert terms(cli, "second") > terms(cli, "first")
     document = cli.json("leader", name)
     assert document == {"owner": "second", "value": "at second", "token": terms(cli, "second")[0]}
@@ -90,7 +91,7 @@ def test_command_that_ends_well_runs_again(any_cli: Cli, name: str) -> None:
     """A command that ends with 0 is started again in the next term of the same process, behind the other candidates."""
     cli = any_cli
     both = [elect(cli, name, owner, command=NOTE) for owner in ("first", "second")]
-    eventually(lambda: all(len(terms(cli, owner)) > 2 for owner in ("first", "second")))
+    eventually_blocking(lambda: all(len(terms(cli, owner)) > 2 for owner in ("first", "second")))
     for process in both:
         process.terminate()
         assert process.wait(LONG) in (0, 128 + signal.SIGTERM, -signal.SIGTERM)  # the last: between two terms
@@ -107,21 +108,21 @@ def test_signal_while_leading(cli: Cli, number: signal.Signals, code: int) -> No
     """A signal is forwarded; the command's code comes out, the candidate has resigned, and nothing is started again."""
     script = f"trap 'exit {code}' TERM INT; {NOTE}; touch held; while :; do sleep 0.05; done"
     process = elect(cli, "x", "me", command=script)
-    eventually(cli.file("held").exists)
+    eventually_blocking(cli.file("held").exists)
     process.send_signal(number)
     assert process.wait(LONG) == code
     assert leader(cli, "x") is None
     assert len(terms(cli, "me")) == 1
-    eventually(lambda: session_members(process.pid) == [])
+    eventually_blocking(lambda: session_members(process.pid) == [])
 
 
 def test_signal_while_waiting(any_cli: Cli, name: str) -> None:
     """A signal ends a candidate that does not lead, and takes its claim back."""
     cli = any_cli
     elect(cli, name, "first")
-    eventually(lambda: terms(cli, "first"))
+    eventually_blocking(lambda: terms(cli, "first"))
     second = elect(cli, name, "second")
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     second.terminate()
     assert second.wait(LONG) == 128 + signal.SIGTERM
     assert not cli.waiters(name)
@@ -132,9 +133,9 @@ def test_lost_term(any_cli: Cli, name: str) -> None:
     """When its term is taken away, a leader stops its command, stands again, and starts it in a later term."""
     cli = any_cli
     process = elect(cli, name, "me", "--ttl", KEPT)
-    eventually(lambda: terms(cli, "me"))
+    eventually_blocking(lambda: terms(cli, "me"))
     assert cli("release", name, "--force", "--reason", "test").returncode == 0
-    eventually(lambda: len(terms(cli, "me")) == 2)
+    eventually_blocking(lambda: len(terms(cli, "me")) == 2)
     first, second = terms(cli, "me")
     assert first < second
     assert process.poll() is None
@@ -149,16 +150,16 @@ def test_outage(cli: Cli) -> None:
     """When renewals get no answer, the command is dead before the deadline; after the outage it runs in the next term."""
     beats = f"trap '' TERM; {NOTE}; while :; do cut -d' ' -f1 /proc/uptime > beat; done"
     process = elect(cli, "x", "me", "--ttl", KEPT, command=beats)
-    eventually(cli.file("beat").exists)
+    eventually_blocking(cli.file("beat").exists)
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         end = cli.deadline("x")
-        eventually(lambda: boottime() > end)
+        eventually_blocking(lambda: boottime() > end)
         last = float((cli.file("beat").read_text() or "0").split()[0])
         assert last < end
         assert len(terms(cli, "me")) == 1
         other.execute("ROLLBACK")
-    eventually(lambda: len(terms(cli, "me")) == 2)
+    eventually_blocking(lambda: len(terms(cli, "me")) == 2)
     assert process.poll() is None
 
 
@@ -166,13 +167,13 @@ def test_killed(any_cli: Cli, name: str) -> None:
     """When a leader's fencelock is killed with SIGKILL, its command dies, and the next candidate leads after its ttl."""
     cli = any_cli
     first = elect(cli, name, "first", "--ttl", "1", command=f"(trap '' TERM; sleep 300) & {LEAD}")
-    eventually(lambda: terms(cli, "first"))
+    eventually_blocking(lambda: terms(cli, "first"))
     elect(cli, name, "second")
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     first.kill()
     first.wait()
-    eventually(lambda: session_members(first.pid) == [])
-    eventually(lambda: terms(cli, "second"), timeout=20)  # less than the ttl of the second
+    eventually_blocking(lambda: session_members(first.pid) == [])
+    eventually_blocking(lambda: terms(cli, "second"), timeout=20)  # less than the ttl of the second
     assert terms(cli, "second") > terms(cli, "first")
 
 
@@ -180,17 +181,17 @@ def test_stopped_and_continued(any_cli: Cli, name: str) -> None:
     """A leader that is stopped past its ttl has no command any more when the next one leads; continued, it stands again."""
     cli = any_cli
     first = elect(cli, name, "first", "--ttl", "3")
-    eventually(lambda: terms(cli, "first"))
+    eventually_blocking(lambda: terms(cli, "first"))
     second = elect(cli, name, "second")
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     first.send_signal(signal.SIGSTOP)
-    eventually(lambda: terms(cli, "second"))
+    eventually_blocking(lambda: terms(cli, "second"))
     assert session_members(first.pid) == [first.pid]
     first.send_signal(signal.SIGCONT)
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     assert len(terms(cli, "first")) == 1
     second.terminate()
-    eventually(lambda: len(terms(cli, "first")) == 2)
+    eventually_blocking(lambda: len(terms(cli, "first")) == 2)
     assert max(terms(cli, "first")) > terms(cli, "second")[0]
 
 
@@ -198,7 +199,7 @@ def test_max_hold_passes_the_lead_on(cli: Cli) -> None:
     """With --max-hold a term ends although all is well, and the next candidate leads."""
     for owner in ("first", "second"):
         elect(cli, "x", owner, "--max-hold", "3")
-    eventually(lambda: len(terms(cli, "first")) > 1 and len(terms(cli, "second")) > 1)
+    eventually_blocking(lambda: len(terms(cli, "first")) > 1 and len(terms(cli, "second")) > 1)
 
 
 def test_engine_that_is_not_there_yet(cli: Cli) -> None:

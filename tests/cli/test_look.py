@@ -13,8 +13,9 @@ import pytest
 
 from fencelock import connect
 from fencelock.cli.ls import columns
-from tests.cli.conftest import FENCELOCK, LONG, UNTIL_TOLD, Cli, eventually
+from tests.cli.conftest import FENCELOCK, UNTIL_TOLD, Cli
 from tests.servers.redis import Redis, RedisNodes
+from tests.support.waiting import LONG, eventually_blocking
 
 
 def test_ls(cli: Cli) -> None:
@@ -23,7 +24,7 @@ def test_ls(cli: Cli) -> None:
     cli.hold("jobs:b", "--owner", "worker 1")
     cli.hold("other", "--owner", "worker 2")
     cli.start("run", "jobs:b", "--owner", "next", "--", "true")
-    eventually(lambda: cli.waiters("jobs:b"))
+    eventually_blocking(lambda: cli.waiters("jobs:b"))
     header, first, second = cli("ls").stdout.splitlines()
     assert header.split("  ")[0] == "NAME"
     assert header.split() == ["NAME", "STATE", "HOLDER", "VALUE", "HELD", "FOR", "TOKEN", "EXPIRES", "IN", "WAITERS"]
@@ -106,7 +107,7 @@ def test_show(cli: Cli) -> None:
     cli.hold("x", "--owner", "me")
     for owner in ("first", "second"):
         cli.start("run", "x", "--owner", owner, "--", "true")
-        eventually(lambda: f": {owner}\n" in cli("show", "x").stdout)  # noqa: B023
+        eventually_blocking(lambda: f": {owner}\n" in cli("show", "x").stdout)  # noqa: B023
     lines = cli("show", "x").stdout.splitlines()
     assert lines[0] == "x: held"
     assert lines[1].startswith("  held by me, token 1")
@@ -124,7 +125,7 @@ def test_show_readers_and_candidates(cli: Cli) -> None:
     """`show` and `ls` print the mode of readers, and the value of candidates."""
     cli.hold("x", "--shared", "--owner", "reader")
     cli.start("elect", "x", "--value", "http://me", "--owner", "me", "--", "true")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     lines = cli("show", "x").stdout.splitlines()
     assert lines[0] == "x: shared"
     assert re.match(r"  held by reader, token \d+, held for .*, expires in .*, shared$", lines[1])
@@ -165,7 +166,7 @@ def test_watch(cli: Cli, as_json: bool) -> None:
 def test_leader_at_a_terminal(cli: Cli) -> None:
     """A value with control characters reaches a program as it is, and a terminal escaped."""
     cli.start("elect", "x", "--value", "a\x1b[2J", "--", "sleep", "300")
-    eventually(lambda: cli("leader", "x").stdout == "a\x1b[2J\n")
+    eventually_blocking(lambda: cli("leader", "x").stdout == "a\x1b[2J\n")
     master, slave = os.openpty()
     try:
         assert cli("leader", "x", stdout=slave).returncode == 0
@@ -180,7 +181,7 @@ def test_show_without_an_order(cli: Cli, own_redis_nodes: Callable[..., RedisNod
     url = own_redis_nodes(3).url
     cli.hold("x", "--url", url)
     cli.start("run", "x", "--url", url, "--owner", "lucky", "--", "true")
-    eventually(lambda: "  waiting: lucky\n" in cli("show", "x", "--url", url).stdout)
+    eventually_blocking(lambda: "  waiting: lucky\n" in cli("show", "x", "--url", url).stdout)
 
 
 def test_engine_is_shown_without_its_password(cli: Cli, own_redis: Callable[..., Redis]) -> None:
@@ -258,11 +259,11 @@ def test_name_that_would_move_the_cursor(cli: Cli) -> None:
 
 
 def test_label_and_reason_that_would_move_the_cursor(cli: Cli) -> None:
-    """An owner's label from the engine, whoever wrote it there, and a reason are escaped for people."""
+    """Control characters in an owner or a reason are escaped in output for people."""
     label, shown = "\x1b[2J\u202eroot\x07", "\\x1b[2J\\u202eroot\\x07"
     cli.hold("x", "--owner", "harmless")
     cli.start("run", "x", "--owner", "next", "--", "true")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     plant(cli, label)
     document = cli.json("show", "x")
     assert [place["owner"] for place in document["holders"] + document["waiters"]] == [label, label]
@@ -363,7 +364,7 @@ def test_labels_cannot_move_the_cursor(cli: Cli) -> None:
     with closing(sqlite3.connect(cli.database)) as database, database:
         database.execute("UPDATE claim SET owner = ?", ("\x1b[2Jme",))
     waiter = cli.start("run", "x", "--", "true")
-    eventually(lambda: len(cli.waiters("x")) == 1)
+    eventually_blocking(lambda: len(cli.waiters("x")) == 1)
     for command in (["ls"], ["show", "x"], ["run", "x", "--no-wait", "--", "true"]):
         result = cli(*command)
         assert "\\x1b[2Jme" in result.stdout + result.stderr

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import fencelock
-from tests.cli.conftest import KEPT, LONG, UNTIL_TOLD, Cli, boottime, eventually, session_members
+from tests.cli.conftest import KEPT, UNTIL_TOLD, Cli, boottime, session_members
+from tests.support.waiting import LONG, eventually_blocking
 
 
 def test_environment_and_code(cli: Cli) -> None:
@@ -114,7 +115,7 @@ def test_not_acquired(cli: Cli) -> None:
     assert cli.json("show", "x")["waiters"] == []
     assert not cli.file("ran").exists()
     for process in cli.started[1:]:
-        eventually(lambda: session_members(process.pid) == [])  # noqa: B023
+        eventually_blocking(lambda: session_members(process.pid) == [])  # noqa: B023
 
 
 def test_ttl_above_one_hour(cli: Cli) -> None:
@@ -131,7 +132,7 @@ def test_waits_for_its_turn(cli: Cli) -> None:
     """Without --timeout it waits, is woken when the holder is done, and --verbose tells about it."""
     cli.hold("x", "--owner", "first", command=UNTIL_TOLD)
     second = cli.start("run", "x", "--verbose", "--", "echo", "ran")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     cli.file("held").unlink()
     out, err = second.communicate(timeout=LONG)
     assert (second.returncode, out) == (0, "ran\n")
@@ -186,7 +187,7 @@ def test_background_process_outlives_the_command(cli: Cli) -> None:
     command = "(sleep 0.3; touch later) > /dev/null 2>&1 &"
     assert cli("run", "x", "--", "sh", "-c", command).returncode == 0
     assert cli.json("ls")["locks"] == []
-    eventually(cli.file("later").exists)
+    eventually_blocking(cli.file("later").exists)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +219,8 @@ def test_wrong_arguments(cli: Cli, arguments: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite:///no/such/folder/locks.db", "memory://"])
-def test_engine_that_cannot_do_it(cli: Cli, url: str) -> None:
-    """An engine that cannot be reached, or cannot keep processes apart, gives 69 and one line."""
+def test_unusable_engine_exits_69(cli: Cli, url: str) -> None:
+    """An engine that cannot be reached, or cannot exclude processes, gives exit code 69 and one line."""
     result = cli("run", "x", "--url", url, "--", "touch", "ran")
     assert result.returncode == 69
     assert result.stderr.startswith("fencelock: ")
@@ -259,9 +260,9 @@ def test_release_that_fails_is_a_warning(cli: Cli) -> None:
         _, err = process.communicate(timeout=LONG)
     assert process.returncode == 3
     assert f"could not be released; it runs out within {KEPT} s" in err
-    eventually(lambda: boottime() > end)
+    eventually_blocking(lambda: boottime() > end)
     cli.file("go").touch()
-    eventually(cli.file("later").exists)  # what it left in the background is none of the watchdog's business
+    eventually_blocking(cli.file("later").exists)  # what it left in the background is none of the watchdog's business
 
 
 def test_console_script_and_closed_streams(cli: Cli) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from fencelock.cli import watchdog
 from fencelock.cli.supervise import plan
-from tests.cli.conftest import KEPT, LONG, UNTIL_TOLD, Cli, boottime, eventually, session_members
+from tests.cli.conftest import KEPT, UNTIL_TOLD, Cli, boottime, session_members
 from tests.servers.redis import Redis
+from tests.support.waiting import LONG, eventually_blocking
 
 BEATS = """
 import os, signal, sys, time
@@ -48,9 +49,9 @@ def test_dead_before_the_deadline(cli: Cli) -> None:
     """When renewals get no answer, a command that ignores SIGTERM is dead, with all that it forked, before the deadline."""
     cli.script("beats.py", BEATS)
     process = cli.hold("x", "--ttl", "15", command="exec python3 beats.py")
-    eventually(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
+    eventually_blocking(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
     successor = cli.start("run", "x", "--ttl", "90", "--", "sh", "-c", "cat /proc/uptime")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         end = cli.deadline("x")
@@ -69,7 +70,7 @@ def test_dead_before_the_deadline_of_a_stopped_fencelock(cli: Cli) -> None:
     """Also when fencelock itself is stopped, the command is dead before the deadline, and the exit code says "lost"."""
     cli.script("beats.py", BEATS)
     process = cli.hold("x", "--ttl", "15", command="exec python3 beats.py")
-    eventually(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
+    eventually_blocking(lambda: all(cli.file(f"beats.{who}").exists() for who in ("leader", "child", "daemon")))
     process.send_signal(signal.SIGSTOP)
     end = cli.deadline("x")
     successor = cli("run", "x", "--timeout", "50", "--", "sh", "-c", "cat /proc/uptime")
@@ -87,7 +88,7 @@ def test_asked_before_it_is_killed(cli: Cli) -> None:
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         end = cli.deadline("x")
-        eventually(cli.file("cleaned").exists)
+        eventually_blocking(cli.file("cleaned").exists)
     assert process.wait(LONG) == 76
     asked = float(cli.file("asked").read_text().split()[0])
     assert float(KEPT) / 10 < end - asked < float(KEPT) * 0.4
@@ -137,7 +138,7 @@ def test_lost_while_stopped_and_ended(cli: Cli) -> None:
     process.send_signal(signal.SIGSTOP)
     end = cli.deadline("x")
     cli.file("held").unlink()
-    eventually(lambda: boottime() > end)
+    eventually_blocking(lambda: boottime() > end)
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=LONG)
     assert process.returncode == 76
@@ -147,8 +148,8 @@ def test_lost_while_stopped_and_ended(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("ttl", "max_hold"), [(0.1, None), (1, None), (30, None), (86400, None), (30, 3), (30, 7200), (10, 0.2)]
 )
-def test_plan(ttl: float, max_hold: float | None) -> None:
-    """There is always time to be asked, then killed, then gone, in this order."""
+def test_order_of_warning_kill_and_deadline(ttl: float, max_hold: float | None) -> None:
+    """There is always time to terminate the command, then to kill it, then to reap it, in this order."""
     ask, kill = plan(ttl, max_hold)
     assert ask == pytest.approx(min(ttl, max_hold or ttl) / 3)
     assert 0 < kill <= ask / 2
@@ -207,7 +208,7 @@ def test_engine_that_goes_away(cli: Cli, own_redis: Callable[..., Redis]) -> Non
     cli.env["FENCELOCK_URL"] = server.url
     holder = cli.hold("x", "--ttl", KEPT)
     waiter = cli.start("run", "x", "--ttl", "3", "--", "touch", "ran")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     server.stop()
     _, lost = holder.communicate(timeout=LONG)
     _, refused = waiter.communicate(timeout=LONG)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import fencelock
-from tests.cli.conftest import FENCELOCK, KEPT, LONG, UNTIL_TOLD, Cli, eventually, session_members
+from tests.cli.conftest import FENCELOCK, KEPT, UNTIL_TOLD, Cli, session_members
 from tests.servers.redis import Redis
+from tests.support.waiting import LONG, eventually_blocking
 
 ENVIRONMENT = 'printf "%s/" "$FENCELOCK_NAME" "$FENCELOCK_TOKEN" "$FENCELOCK_ID" "$FENCELOCK_MODE" "$FENCELOCK_VALUE"'
 
@@ -45,7 +46,7 @@ def test_readers_share_and_writers_wait(shared_cli: Cli, name: str) -> None:
     assert cli("run", "--shared", "-n", name, "true").returncode == 0
     assert cli("run", "-n", name, "true").returncode == 75
     writer = cli.start("run", name, "--", "touch", "written")
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     assert cli("run", "--shared", "--timeout", "0.2", name, "true").returncode == 75
     assert not cli.file("written").exists()
     cli.file("held").unlink()
@@ -67,7 +68,7 @@ def test_limit(shared_cli: Cli, name: str) -> None:
     cli.hold(name, "--limit", "2", command=UNTIL_TOLD)
     assert cli("run", "--limit", "2", "-n", name, "true").returncode == 75
     third = cli.start("run", "--limit", "2", name, "--", "echo", "ran")
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     cli.file("held").unlink()
     assert third.communicate(timeout=LONG)[0] == "ran\n"
 
@@ -78,7 +79,7 @@ def test_killed_permit_returns(shared_cli: Cli, name: str) -> None:
     other = cli.hold(name, "--limit", "2", "--ttl", "30")
     killed = cli.hold(name, "--limit", "2", "--ttl", "1")
     killed.kill()
-    eventually(lambda: session_members(killed.pid) == [])
+    eventually_blocking(lambda: session_members(killed.pid) == [])
     assert cli("run", "--limit", "2", "--timeout", "20", name, "true").returncode == 0  # less than the ttl of the other
     assert other.poll() is None
 
@@ -87,7 +88,7 @@ def test_limits_that_disagree(cli: Cli) -> None:
     """Each contender respects its own limit; `show` and `ls` say that limits disagree."""
     cli.hold("x", "--limit", "3", "--owner", "new")
     cli.start("run", "x", "--limit", "1", "--owner", "old", "--", "true")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     lines = cli("show", "x").stdout.splitlines()
     assert lines[:2] == ["x: 1 of 1 or 3 permits", "  contenders use the limits 1 and 3: each respects its own"]
     assert re.match(r"  held by new, token \d+, .*, one of 3 permits$", lines[2])
@@ -133,7 +134,7 @@ def test_several_names_all_or_nothing(shared_cli: Cli, name: str) -> None:
         assert f"{second!r} was not free within" in refused.stderr
         assert "held by other" in refused.stderr
     waiter = cli.start("run", first, second, "--", "touch", "ran")
-    eventually(lambda: cli.waiters(second))
+    eventually_blocking(lambda: cli.waiters(second))
     assert len(holders(cli, first)) == 1
     waiter.send_signal(signal.SIGTERM)
     assert waiter.wait(LONG) == 128 + signal.SIGTERM

@@ -9,10 +9,11 @@ import pytest
 
 import fencelock
 from fencelock.cli.codes import NOT_ACQUIRED
-from tests.cli.conftest import LONG, Cli, eventually, session_members
+from tests.cli.conftest import Cli, session_members
 from tests.servers.mariadb import MariaDB
 from tests.servers.postgres import PostgresTls
 from tests.servers.redis import Redis
+from tests.support.waiting import LONG, eventually_blocking
 
 
 @pytest.mark.parametrize("engine", ["redis", "redlock"])
@@ -23,7 +24,7 @@ def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: 
     name = f"{engine} {number}"  # of its own: a holder that is killed at the end keeps it for a ttl
     holder = cli.hold(name)
     waiter = cli.start("run", name, "--", "touch", "ran")
-    eventually(lambda: cli.waiters(name))
+    eventually_blocking(lambda: cli.waiters(name))
     waiter.send_signal(number)
     assert waiter.wait(LONG) == 128 + number
     assert cli.json("show", name)["waiters"] == []
@@ -34,8 +35,8 @@ def test_signal_while_waiting(cli: Cli, redis_node: Redis, engine: str, number: 
 
 @pytest.mark.engine("postgres", own=True)
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+advisory"])
-def test_goodbye_to_postgres(cli: Cli, scheme: str) -> None:
-    """A run that is done, and one that has waited in vain, leave nothing about a broken connection in the server's log."""
+def test_run_closes_its_postgres_connections(cli: Cli, scheme: str) -> None:
+    """A finished run and one that timed out leave no message about a broken connection in the server's log."""
     with PostgresTls() as server:
         url = server.tls_url.replace("postgresql", scheme, 1)
         assert cli("run", "x", "--url", url, "--", "true").returncode == 0
@@ -48,8 +49,8 @@ def test_goodbye_to_postgres(cli: Cli, scheme: str) -> None:
 
 
 @pytest.mark.engine("mariadb", own=True)
-def test_goodbye_to_mariadb(cli: Cli, own_mariadb: Callable[..., MariaDB]) -> None:
-    """A run that is done leaves no aborted connection behind."""
+def test_run_closes_its_mariadb_connection(cli: Cli, own_mariadb: Callable[..., MariaDB]) -> None:
+    """A finished run leaves no aborted connection in the server's statistics."""
     server = own_mariadb()
     assert cli("run", "x", "--url", server.url, "--", "true").returncode == 0
     assert server.query("SHOW STATUS LIKE 'Aborted_clients'").split()[-1] == "0"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import FENCELOCK, KEPT, LONG, UNTIL_TOLD, Cli, eventually, session_members, state
+from tests.cli.conftest import FENCELOCK, KEPT, UNTIL_TOLD, Cli, session_members, state
+from tests.support.waiting import LONG, eventually_blocking
 
 WAIT_FOR_SIGNAL = """
 import os, signal, sys, time
@@ -36,7 +37,7 @@ def test_signal_while_waiting(cli: Cli, number: signal.Signals) -> None:
     """A signal that ends the wait gives 128 + n at once and takes the claim back; the holder notices nothing."""
     holder = cli.hold("x")
     waiter = cli.start("run", "x", "--", "touch", "ran")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     waiter.send_signal(number)
     assert waiter.wait(LONG) == 128 + number
     assert cli.json("show", "x")["waiters"] == []
@@ -49,7 +50,7 @@ def test_signal_that_means_nothing_yet(cli: Cli) -> None:
     """SIGUSR1, SIGWINCH and SIGCONT while waiting neither end the wait nor reach the command later."""
     cli.hold("x", command=UNTIL_TOLD)
     waiter = cli.start("run", "x", "--", "echo", "ran")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT):
         waiter.send_signal(number)
     cli.file("held").unlink()
@@ -69,7 +70,7 @@ def test_signal_while_acquiring(cli: Cli) -> None:
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         process = cli.start("run", "x", "--", "touch", "ran")
-        eventually(lambda: catches(process.pid, signal.SIGTERM))
+        eventually_blocking(lambda: catches(process.pid, signal.SIGTERM))
         time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
@@ -80,12 +81,12 @@ def test_signal_while_acquiring(cli: Cli) -> None:
 
 
 def test_second_signal_while_acquiring(cli: Cli) -> None:
-    """Whoever asks twice need not wait for an engine that does not answer; the process of the command goes too."""
+    """A second signal ends the run at once, also if the engine does not reply; the command is killed."""
     assert cli("run", "x", "--", "true").returncode == 0
     with closing(sqlite3.connect(cli.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         process = cli.start("run", "x", "--", "touch", "ran")
-        eventually(lambda: catches(process.pid, signal.SIGTERM))
+        eventually_blocking(lambda: catches(process.pid, signal.SIGTERM))
         time.sleep(0.3)
 
         def asked_again() -> bool:
@@ -93,9 +94,9 @@ def test_second_signal_while_acquiring(cli: Cli) -> None:
             time.sleep(0.5)
             return process.poll() is not None
 
-        eventually(asked_again)
+        eventually_blocking(asked_again)
         assert process.returncode == -signal.SIGINT
-    eventually(lambda: session_members(process.pid) == [])
+    eventually_blocking(lambda: session_members(process.pid) == [])
 
 
 def test_signal_sent_twice_at_once(cli: Cli) -> None:
@@ -103,7 +104,7 @@ def test_signal_sent_twice_at_once(cli: Cli) -> None:
     cli.hold("x")
     for _ in range(5):
         process = cli.start("run", "x", "--", "touch", "ran")
-        eventually(lambda: len(cli.waiters("x")) == 1)
+        eventually_blocking(lambda: len(cli.waiters("x")) == 1)
         until = time.monotonic() + 0.02
         while time.monotonic() < until:  # without a pause, which could last for too long
             process.send_signal(signal.SIGTERM)
@@ -116,7 +117,7 @@ def test_signal_sent_twice_at_once(cli: Cli) -> None:
 def test_signal_while_holding(cli: Cli, name: str) -> None:
     """A signal is passed on to the command, whose own code comes out."""
     process = cli.start("run", "x", "--", sys.executable, "-c", WAIT_FOR_SIGNAL)
-    eventually(cli.file("held").exists)
+    eventually_blocking(cli.file("held").exists)
     process.send_signal(getattr(signal, f"SIG{name}"))
     out, err = process.communicate(timeout=LONG)
     assert (process.returncode, out, err) == (9, f"SIG{name}\n", "")
@@ -127,10 +128,10 @@ def test_signal_reaches_the_whole_group(cli: Cli) -> None:
     """What the command has started gets the signal too."""
     process = cli.hold("x", command="sleep 300 & sleep 300 & touch held; wait")
     members = 5  # fencelock, its watchdog, a shell and two sleeps; the touch may take a moment to be gone
-    eventually(lambda: len(session_members(process.pid)) == members)
+    eventually_blocking(lambda: len(session_members(process.pid)) == members)
     process.send_signal(signal.SIGTERM)
     assert process.wait(LONG) == 128 + signal.SIGTERM
-    eventually(lambda: session_members(process.pid) == [])
+    eventually_blocking(lambda: session_members(process.pid) == [])
 
 
 def test_ignored_signal_stays_ignored(cli: Cli) -> None:
@@ -139,7 +140,7 @@ def test_ignored_signal_stays_ignored(cli: Cli) -> None:
         "run", "x", "--", "sh", "-c", f"touch held; kill -HUP $$; {UNTIL_TOLD}; echo alive",
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )  # fmt: skip
-    eventually(cli.file("held").exists)
+    eventually_blocking(cli.file("held").exists)
     process.send_signal(signal.SIGHUP)
     time.sleep(0.1)
     cli.file("held").unlink()
@@ -151,7 +152,7 @@ def test_killed_with_its_command(cli: Cli) -> None:
     process = cli.hold("x", "--ttl", "1")
     process.kill()
     process.wait()
-    eventually(lambda: session_members(process.pid) == [])
+    eventually_blocking(lambda: session_members(process.pid) == [])
     assert cli("run", "x", "--timeout", "20", "--", "true").returncode == 0  # less than the ttl that others have
 
 
@@ -160,7 +161,7 @@ def test_killed_with_all_that_it_started(cli: Cli) -> None:
     process = cli.hold("x", command="(trap '' TERM HUP; sleep 300) & (sleep 300 &) & touch held; wait")
     process.kill()
     process.wait()
-    eventually(lambda: session_members(process.pid) == [])
+    eventually_blocking(lambda: session_members(process.pid) == [])
 
 
 def test_killed_together_with_its_watchdog(cli: Cli) -> None:
@@ -170,17 +171,17 @@ def test_killed_together_with_its_watchdog(cli: Cli) -> None:
     os.kill(watchdog, signal.SIGKILL)
     process.kill()
     process.wait()
-    eventually(lambda: session_members(process.pid) == [])
+    eventually_blocking(lambda: session_members(process.pid) == [])
 
 
 def test_killed_while_waiting(cli: Cli) -> None:
     """When fencelock is killed while it waits, the process that was to become the command goes too."""
     cli.hold("x")
     waiter = cli.start("run", "x", "--", "touch", "ran")
-    eventually(lambda: cli.waiters("x"))
+    eventually_blocking(lambda: cli.waiters("x"))
     waiter.kill()
     waiter.wait()
-    eventually(lambda: session_members(waiter.pid) == [])
+    eventually_blocking(lambda: session_members(waiter.pid) == [])
     assert not cli.file("ran").exists()
 
 
@@ -256,7 +257,7 @@ class Terminal:
             return text in self.seen
 
         try:
-            eventually(look)
+            eventually_blocking(look)
         except AssertionError:
             raise AssertionError(f"{text!r} is not in {self.seen!r}") from None
         before, _, self.seen = self.seen.partition(text)
@@ -316,7 +317,7 @@ def test_control_z_past_the_ttl(cli: Cli) -> None:
     terminal = Terminal(cli)
     terminal.type(f"$FENCELOCK run x --ttl 6 -- {shlex.quote(sys.executable)} beat.py\n")
     terminal.until("up\r\n")
-    eventually(cli.file("beats").exists)
+    eventually_blocking(cli.file("beats").exists)
     terminal.type("\x1a")
     terminal.until("ready> ")
     beats = cli.file("beats").read_text()

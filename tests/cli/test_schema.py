@@ -24,8 +24,8 @@ def pg(cli: Cli, postgres: Postgres) -> Postgres:
     return empty(postgres)
 
 
-def test_apply(cli: Cli, pg: Postgres) -> None:
-    """`--apply` makes the schema, once, and says where, whether it did, and where the grants are."""
+def test_apply_creates_the_schema_once(cli: Cli, pg: Postgres) -> None:
+    """`--apply` creates the schema once, and prints where, whether it did, and where the grants are."""
     for words in ("was made", "was there already"):
         done = cli("schema", "--apply")
         assert (done.returncode, done.stdout) == (0, "")
@@ -101,7 +101,7 @@ def test_mysql(cli: Cli, mariadb: MariaDB) -> None:
     assert "layout 7" in done.stderr
 
 
-def test_engine_without_one(cli: Cli) -> None:
+def test_engine_without_a_schema(cli: Cli) -> None:
     """An engine that needs no schema says so."""
     done = cli("schema", "--apply", "--url", "memory://")
     assert done.returncode == 0
@@ -231,8 +231,8 @@ def test_fence_refused(cli: Cli, url: str, code: int, words: str) -> None:
 
 @pytest.mark.parametrize("what", ["--fence", "--lockfree"])
 @pytest.mark.parametrize("how", ["--print", "--apply"])
-def test_whose_database(cli: Cli, what: str, how: str) -> None:
-    """Without a URL there is no application's database: it is asked for, and nothing is guessed."""
+def test_schema_needs_a_url(cli: Cli, what: str, how: str) -> None:
+    """Without a URL the command asks for one and guesses nothing."""
     del cli.env["FENCELOCK_URL"]
     done = cli("schema", what, how)
     assert (done.returncode, done.stdout) == (64, "")

@@ -1,4 +1,4 @@
-"""Every test here runs for each engine and each colour. Marks narrow that; nothing is skipped."""
+"""Every test here runs for each engine and each runtime. Marks select engines; no test is skipped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.contract.engines import ENGINE_CASES, EngineCase
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import RUNTIMES, LocksView
-from tests.contract.subject import Subject
 from tests.contract.ttl_scale import TtlScale
 from tests.servers.plugin import Session
 
@@ -19,7 +19,7 @@ CLIENT_SIDE = ("memory", "redis")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Choose engines and colours by the table and the marks."""
+    """Choose engines and runtimes by the table and the marks."""
     if "case" in metafunc.fixturenames:
         needed = {mark.name for mark in metafunc.definition.iter_markers()} & MARKS
         engines = [case for case in ENGINE_CASES if all(getattr(case, need) for need in needed)]
@@ -41,18 +41,18 @@ def url(case: EngineCase, engines: Session, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def pace(case: EngineCase) -> TtlScale:
-    """What a test's times mean on the engine."""
-    return TtlScale(case.pace, case.slack)
+def ttl_scale(case: EngineCase) -> TtlScale:
+    """The factor for ttls on the engine."""
+    return TtlScale(case.ttl_scale, case.slack)
 
 
 @pytest.fixture
-def subject(url: str, runtime_name: str, pace: TtlScale) -> Subject:
-    """The engine in a colour."""
-    return Subject(url, runtime_name, pace)
+def factory(url: str, runtime_name: str, ttl_scale: TtlScale) -> ClientFactory:
+    """Makes clients, engines and workers of the engine in a runtime."""
+    return ClientFactory(url, runtime_name, ttl_scale)
 
 
 @pytest.fixture
-def locks(subject: Subject) -> LocksView:
+def locks(factory: ClientFactory) -> LocksView:
     """A client."""
-    return subject.connect()
+    return factory.connect()

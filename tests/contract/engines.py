@@ -88,8 +88,8 @@ class EngineCase:
     """Whether it has permits too."""
     records: bool = False
     """Whether it keeps records."""
-    pace: float = 1.0
-    """How much longer than for others a ttl has to be; every ttl and every wait tied to one is scaled by it (`pace.py`)."""
+    ttl_scale: float = 1.0
+    """The factor for every ttl, and for every wait that depends on one (`ttl_scale.py`)."""
     hangs_up: bool = False
     """Whether the end of a holder's process is the end of its lock: then nobody waits for the rest of its ttl."""
     slack: float = 0.0
@@ -97,7 +97,7 @@ class EngineCase:
 
 
 _MYSQL = EngineCase(
-    "mysql", _mysql, "mariadb", shared=False, limit=False, records=True, pace=4.0, slack=0.5, hangs_up=True
+    "mysql", _mysql, "mariadb", shared=False, limit=False, records=True, ttl_scale=4.0, slack=0.5, hangs_up=True
 )
 
 ENGINE_CASES = [
@@ -106,10 +106,10 @@ ENGINE_CASES = [
     ),
     EngineCase("sqlite", lambda _, folder: f"sqlite:///{folder}/locks.db", records=True),
     EngineCase("redis", _redis, server="redis", records=True),
-    EngineCase("zookeeper", _zookeeper, server="zookeeper1", records=True, pace=4.0, slack=0.5),
+    EngineCase("zookeeper", _zookeeper, server="zookeeper1", records=True, ttl_scale=4.0, slack=0.5),
     EngineCase("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
     # Whole seconds; it looks for what is over twice a second.
-    EngineCase("etcd", _etcd, server="etcd1", pace=4.0, slack=1.5, records=True),
+    EngineCase("etcd", _etcd, server="etcd1", ttl_scale=4.0, slack=1.5, records=True),
     EngineCase("postgres", _postgres("postgresql"), server="postgres", records=True),
     EngineCase(
         "advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True

@@ -1,7 +1,7 @@
-"""Processes without the cost of a new interpreter: one has imported all that workers need, and forks whenever it is asked.
+"""A fork server: one process has imported all that workers need, and forks a worker for each request.
 
-Each is a process like any other: it has one thread, nothing of fencelock's is open in it, and it ends as every interpreter
-does. A fresh one would spend most of a test's time with imports.
+A worker has one thread and no open clients, and ends as every interpreter does. A new interpreter would spend most of a
+test's time with imports.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRIVERS = (
 
 
 class Process:
-    """One of them, seen from the tests: what it says and is told goes over `reader` and `writer`."""
+    """A forked process; the test talks to it over `reader` and `writer`, its stdout and stdin."""
 
     def __init__(self, pid: int, talk: tuple[Any, Any], fate: tuple[Any, Any]) -> None:
         self.pid = pid
@@ -47,18 +47,18 @@ class Process:
         self._status: int | None = None
         self._turn = asyncio.Lock()
         try:
-            self._fd = os.pidfd_open(pid)  # so that no signal ever reaches a stranger
+            self._fd = os.pidfd_open(pid)  # a signal never reaches another process that reuses the pid
         except ProcessLookupError:
             self._fd = -1
 
     @classmethod
     async def start(cls, *arguments: str) -> Process:
-        """Start one with these for its `sys.argv`, and with our environment, working directory and stderr."""
+        """Fork a process with these arguments in `sys.argv`, and with our environment, working directory and stderr."""
         talk, its_talk = socket.socketpair()
         fate, its_fate = socket.socketpair()
         with its_talk, its_fate:
             request = {"argv": arguments, "environ": dict(os.environ), "folder": os.getcwd()}
-            socket.send_fds(_zygote(), [json.dumps(request).encode()], [its_talk.fileno(), its_fate.fileno(), 2])
+            socket.send_fds(_fork_server(), [json.dumps(request).encode()], [its_talk.fileno(), its_fate.fileno(), 2])
         ends = await asyncio.open_connection(sock=fate)
         pid = int(await ends[0].readline())
         return cls(pid, await asyncio.open_connection(sock=talk, limit=2**24), ends)
@@ -79,7 +79,7 @@ class Process:
             return self._status
 
     async def close(self) -> None:
-        """Kill it if it still is there, and forget it."""
+        """Kill it if it still runs, and close its pipes."""
         self.send_signal(signal.SIGKILL)
         await self.wait()
         for writer in (self.writer, self._end):
@@ -90,7 +90,7 @@ class Process:
 
 
 @cache
-def _zygote() -> socket.socket:
+def _fork_server() -> socket.socket:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         process = subprocess.Popen(
@@ -109,7 +109,7 @@ def _zygote() -> socket.socket:
 
 
 def serve(fd: int) -> list[str]:
-    """Fork for each request; return in the children only, with what was asked for. It ends when the tests do."""
+    """Fork for each request; return in the children only, with their arguments. Exit when the tests have ended."""
     parts = (walk_packages(package.__path__, f"{package.__name__}.") for package in (engines, runtime))
     for name in (*DRIVERS, *(module.name for modules in parts for module in modules)):
         import_module(name)
@@ -161,7 +161,7 @@ def _reap(children: dict[int, int]) -> None:
         try:
             os.write(fate, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         except OSError:
-            pass  # nobody waits for it any more
+            pass  # the test has ended
         os.close(fate)
 
 

@@ -1,6 +1,6 @@
 """One view of both façades, so that a behaviour is written once: the blocking one behind `async def`, the other as it is.
 
-Both apply the engine's pace to the ttls that tests ask for; `raw` is the façade itself.
+Both apply the engine's TtlScale to the ttls that tests ask for; `raw` is the façade itself.
 
 The blocking façade is called in a thread that belongs to the calling task (`Threads`), so that a task stands for a thread
 wherever that matters; or, in a worker process, right here in its main thread (`direct`), where signals arrive.
@@ -356,10 +356,10 @@ async def _iterate(items: Iterator[T], call: Call) -> AsyncIterator[T]:
 
 
 class BlockingLocks:
-    def __init__(self, raw: fencelock.Locks, call: Call, pace: TtlScale) -> None:
+    def __init__(self, raw: fencelock.Locks, call: Call, ttl_scale: TtlScale) -> None:
         self.raw = raw
         self._call = call
-        self._pace = pace
+        self._ttl_scale = ttl_scale
 
     def __repr__(self) -> str:
         return repr(self.raw)
@@ -373,15 +373,15 @@ class BlockingLocks:
         return self.raw.owner
 
     def lock(self, name: str, **options: Any) -> BlockingLock:
-        return BlockingLock(self.raw.lock(name, **self._pace.options(options)), self._call)
+        return BlockingLock(self.raw.lock(name, **self._ttl_scale.options(options)), self._call)
 
     def locked(self, name: str, **options: Any) -> Callable[[Any], Any]:
-        """Decorate a coroutine function that never suspends: in this colour its body runs as a plain function."""
+        """Decorate a coroutine function that never suspends: in this runtime its body runs as a plain function."""
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
             import functools
 
-            @self.raw.locked(name, **self._pace.options(options))
+            @self.raw.locked(name, **self._ttl_scale.options(options))
             @functools.wraps(function)
             def plain(*args: Any, **kwargs: Any) -> Any:
                 try:
@@ -397,16 +397,16 @@ class BlockingLocks:
         return decorate
 
     def rwlock(self, name: str, **options: Any) -> BlockingRWLock:
-        return BlockingRWLock(self.raw.rwlock(name, **self._pace.options(options)), self._call)
+        return BlockingRWLock(self.raw.rwlock(name, **self._ttl_scale.options(options)), self._call)
 
     def semaphore(self, name: str, limit: int, **options: Any) -> BlockingLock:
-        return BlockingLock(self.raw.semaphore(name, limit, **self._pace.options(options)), self._call)
+        return BlockingLock(self.raw.semaphore(name, limit, **self._ttl_scale.options(options)), self._call)
 
     def multi(self, *names: str, **options: Any) -> BlockingMulti:
-        return BlockingMulti(self.raw.multi(*names, **self._pace.options(options)), self._call)
+        return BlockingMulti(self.raw.multi(*names, **self._ttl_scale.options(options)), self._call)
 
     def election(self, name: str, **options: Any) -> BlockingElection:
-        return BlockingElection(self.raw.election(name, **self._pace.options(options)), self._call)
+        return BlockingElection(self.raw.election(name, **self._ttl_scale.options(options)), self._call)
 
     def watch(self, name: str, stop: Any = None) -> AsyncIterator[Snapshot]:
         return _iterate(self.raw.watch(name, stop), self._call)
@@ -435,9 +435,9 @@ class BlockingLocks:
 
 
 class AioLocks:
-    def __init__(self, raw: aio.Locks, pace: TtlScale) -> None:
+    def __init__(self, raw: aio.Locks, ttl_scale: TtlScale) -> None:
         self.raw = raw
-        self._pace = pace
+        self._ttl_scale = ttl_scale
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
@@ -446,22 +446,22 @@ class AioLocks:
         return repr(self.raw)
 
     def lock(self, name: str, **options: Any) -> LockView:
-        return self.raw.lock(name, **self._pace.options(options))
+        return self.raw.lock(name, **self._ttl_scale.options(options))
 
     def locked(self, name: str, **options: Any) -> Callable[[Any], Any]:
-        return self.raw.locked(name, **self._pace.options(options))
+        return self.raw.locked(name, **self._ttl_scale.options(options))
 
     def rwlock(self, name: str, **options: Any) -> RWLockView:
-        return self.raw.rwlock(name, **self._pace.options(options))
+        return self.raw.rwlock(name, **self._ttl_scale.options(options))
 
     def semaphore(self, name: str, limit: int, **options: Any) -> LockView:
-        return self.raw.semaphore(name, limit, **self._pace.options(options))
+        return self.raw.semaphore(name, limit, **self._ttl_scale.options(options))
 
     def multi(self, *names: str, **options: Any) -> MultiView:
-        return self.raw.multi(*names, **self._pace.options(options))
+        return self.raw.multi(*names, **self._ttl_scale.options(options))
 
     def election(self, name: str, **options: Any) -> ElectionView:
-        return self.raw.election(name, **self._pace.options(options))
+        return self.raw.election(name, **self._ttl_scale.options(options))
 
     async def __aenter__(self) -> AioLocks:
         return self
@@ -470,11 +470,11 @@ class AioLocks:
         await self.raw.close()
 
 
-def connect(runtime_name: str, call: Call, url: str, pace: TtlScale = UNSCALED, **options: Any) -> LocksView:
-    """Return a client of either colour."""
+def connect(runtime_name: str, call: Call, url: str, ttl_scale: TtlScale = UNSCALED, **options: Any) -> LocksView:
+    """Return a client of either runtime."""
     if runtime_name == "aio":
-        return AioLocks(aio.connect(url, **options), pace)
-    return BlockingLocks(fencelock.connect(url, **options), call, pace)
+        return AioLocks(aio.connect(url, **options), ttl_scale)
+    return BlockingLocks(fencelock.connect(url, **options), call, ttl_scale)
 
 
 def client_of(locks: Any) -> Client[Any]:

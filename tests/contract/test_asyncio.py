@@ -13,25 +13,17 @@ import pytest
 import fencelock
 from fencelock import DifferentLoop, LeaseLost, LockTimeout, LossReason, aio
 from fencelock.core.leftovers import CLEANUP_SECONDS
+from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LeaseView, LocksView, LockView, client_of
-from tests.contract.subject import (
-    SOON,
-    Subject,
-    background,
-    cancel_at_every_step,
-    is_free,
-    nobody,
-    renewed,
-    take,
-    waiting,
-)
+from tests.contract.steps import background, cancel_at_every_step, is_free, renewed, take, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
+from tests.support.waiting import SOON
 
 pytestmark = pytest.mark.runtime_name("aio")
 
 
-async def test_cancelled_at_every_step_of_a_free_acquire(subject: Subject, locks: LocksView) -> None:
+async def test_cancelled_at_every_step_of_a_free_acquire(factory: ClientFactory, locks: LocksView) -> None:
     """Wherever an acquire is cancelled, nothing is left behind and the next one succeeds at once."""
 
     async def after() -> None:
@@ -41,7 +33,7 @@ async def test_cancelled_at_every_step_of_a_free_acquire(subject: Subject, locks
         return await locks.lock("x").acquire()
 
     assert await cancel_at_every_step(work, after) >= 1
-    async with subject.connect() as fresh:  # whose first step opens the database, in a thread
+    async with factory.connect() as fresh:  # whose first step opens the database, in a thread
 
         async def first() -> Any:
             return await fresh.lock("x").acquire()
@@ -49,9 +41,9 @@ async def test_cancelled_at_every_step_of_a_free_acquire(subject: Subject, locks
         assert await cancel_at_every_step(first, after) >= 1
 
 
-async def test_cancelled_at_every_step_of_a_wait(subject: Subject, locks: LocksView) -> None:
+async def test_cancelled_at_every_step_of_a_wait(factory: ClientFactory, locks: LocksView) -> None:
     """Wherever a waiting acquire is cancelled, its place in line is given up."""
-    other = subject.connect()
+    other = factory.connect()
     holder = await other.lock("x").acquire()
     for steps in range(30):
         task = asyncio.ensure_future(locks.lock("x").acquire())
@@ -67,9 +59,9 @@ async def test_cancelled_at_every_step_of_a_wait(subject: Subject, locks: LocksV
     assert await is_free(other, "x")
 
 
-async def test_cancelled_at_every_step_of_a_hand_over(subject: Subject, locks: LocksView) -> None:
+async def test_cancelled_at_every_step_of_a_hand_over(factory: ClientFactory, locks: LocksView) -> None:
     """Wherever a waiter is cancelled while it is handed the lock, either it has the lease or the next gets it."""
-    other = subject.connect()
+    other = factory.connect()
     for steps in range(30):
         holder = await other.lock("x").acquire()
         task = asyncio.ensure_future(locks.lock("x").acquire())
@@ -119,9 +111,9 @@ async def test_cancelled_release_on_an_engine_that_stalls(locks: LocksView) -> N
         assert await is_free(locks, "x")
 
 
-async def test_cancelled_twice(subject: Subject, locks: LocksView) -> None:
+async def test_cancelled_twice(factory: ClientFactory, locks: LocksView) -> None:
     """A second cancellation does not break off the clean-up of the first."""
-    other = subject.connect()
+    other = factory.connect()
     faulty = Faulty.around(locks)
     async with other.lock("x"):
         task = asyncio.ensure_future(locks.lock("x").acquire())
@@ -147,9 +139,9 @@ async def test_cancelled_on_an_engine_that_hangs(locks: LocksView) -> None:
         await asyncio.wait_for(task, CLEANUP_SECONDS + SOON)
 
 
-async def test_task_group_cancels_waiters(subject: Subject, locks: LocksView) -> None:
+async def test_task_group_cancels_waiters(factory: ClientFactory, locks: LocksView) -> None:
     """When a task group cancels ten waiters, ten claims leave the queue."""
-    other = subject.connect()
+    other = factory.connect()
     async with other.lock("x"):
         with pytest.raises(ExceptionGroup) as caught:
             async with asyncio.TaskGroup() as group:
@@ -162,9 +154,9 @@ async def test_task_group_cancels_waiters(subject: Subject, locks: LocksView) ->
     assert await is_free(other, "x")
 
 
-async def test_timeout_races_with_the_grant(subject: Subject, locks: LocksView) -> None:
+async def test_timeout_races_with_the_grant(factory: ClientFactory, locks: LocksView) -> None:
     """`asyncio.timeout` around acquire: either the caller has the lease or nobody does."""
-    other = subject.connect()
+    other = factory.connect()
     chance = random.Random(1)
     had, missed, span = 0, 0, 0.004
     for _ in range(80):
@@ -193,9 +185,9 @@ async def test_timeout_races_with_the_grant(subject: Subject, locks: LocksView) 
     assert missed
 
 
-async def test_wait_for_races_with_the_grant(subject: Subject, locks: LocksView) -> None:
+async def test_wait_for_races_with_the_grant(factory: ClientFactory, locks: LocksView) -> None:
     """`asyncio.wait_for` around acquire leaves nothing behind, either."""
-    other = subject.connect()
+    other = factory.connect()
     chance = random.Random(2)
     for _ in range(60):
         holder = await other.lock("x").acquire()
@@ -214,9 +206,9 @@ async def test_wait_for_races_with_the_grant(subject: Subject, locks: LocksView)
         assert await take(other, "x") > holder.token
 
 
-async def test_own_timeout_races_with_the_grant(subject: Subject, locks: LocksView) -> None:
+async def test_own_timeout_races_with_the_grant(factory: ClientFactory, locks: LocksView) -> None:
     """The lock's own timeout racing with the grant: LockTimeout and nothing left, or a lease."""
-    other = subject.connect()
+    other = factory.connect()
     chance = random.Random(3)
     for _ in range(80):
         holder = await other.lock("x").acquire()
@@ -347,7 +339,7 @@ async def test_inner_lock_lost(locks: LocksView) -> None:
 
 
 async def test_lease_shared_by_tasks(locks: LocksView) -> None:
-    """Each block of a lease is its own task's: on loss whoever is inside is cancelled, and nobody who has left."""
+    """On loss, the tasks that are inside a block of the lease are cancelled, and no task that has left it."""
     await left_before_the_loss(locks, await locks.lock("x", ttl=1).acquire())
 
 
@@ -470,12 +462,12 @@ async def test_timeout_around_a_lost_block(locks: LocksView) -> None:
     assert task.cancelling() == 0
 
 
-async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
+async def test_loop_blocked_past_the_deadline(factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale) -> None:
     """A holder whose loop was blocked past the deadline knows by its own clock, before it does anything else."""
-    other = subject.connect()
+    other = factory.connect()
     with pytest.raises(LeaseLost):
         async with locks.lock("x", ttl=0.3) as lease:
-            pace.stall(0.5)
+            ttl_scale.stall(0.5)
             assert lease.lost.is_set()
             assert lease.remaining == 0
             await asyncio.sleep(60)
@@ -483,22 +475,22 @@ async def test_loop_blocked_past_the_deadline(subject: Subject, locks: LocksView
     assert await take(other, "x") > lease.token
 
 
-async def test_loop_blocked_while_waiting(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
+async def test_loop_blocked_while_waiting(factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale) -> None:
     """A waiter whose loop is blocked for longer than its ttl gets a good lease in the end."""
-    with fencelock.connect(subject.url) as others:
+    with fencelock.connect(factory.url) as others:
         holder = others.lock("x", ttl=5).acquire()
         async with background(locks.lock("x", ttl=0.6).acquire()) as (task,):
             await waiting(locks, "x")
-            releasing = threading.Timer(pace(0.1), holder.release)  # in the middle of it
+            releasing = threading.Timer(ttl_scale(0.1), holder.release)  # in the middle of it
             releasing.start()
-            pace.stall(0.8)
+            ttl_scale.stall(0.8)
             releasing.join()
             lease = await asyncio.wait_for(task, SOON)
             assert lease.remaining > lease.ttl / 3
             await lease.release()
 
 
-async def test_second_loop(subject: Subject, locks: LocksView) -> None:
+async def test_second_loop(factory: ClientFactory, locks: LocksView) -> None:
     """A client used from a second event loop says so; a new client works there."""
     async with locks.lock("x"):
         outcome: list[Any] = []
@@ -509,7 +501,7 @@ async def test_second_loop(subject: Subject, locks: LocksView) -> None:
                     await locks.lock("y").acquire()
                 except DifferentLoop as error:
                     outcome.append(error)
-                async with aio.connect(subject.url) as fresh:
+                async with aio.connect(factory.url) as fresh:
                     outcome.append(await fresh.lock("x").try_acquire())
 
             asyncio.run(use())
@@ -521,8 +513,8 @@ async def test_second_loop(subject: Subject, locks: LocksView) -> None:
         assert outcome[1] is None
 
 
-def test_loop_after_loop(locks: LocksView) -> None:
-    """A client outlives its event loop: in the next one it works, waits, renews and closes."""
+def test_client_in_a_second_event_loop(locks: LocksView) -> None:
+    """A client outlives its event loop: in the next one it acquires, waits, renews and closes."""
 
     async def first() -> None:
         lease = await locks.lock("x", ttl=5).acquire()
@@ -599,10 +591,10 @@ async def test_lease_looked_at_by_a_thread(locks: LocksView) -> None:
             await asyncio.sleep(60)
 
 
-async def test_loss_seen_by_a_thread_is_told_on_the_loop(subject: Subject) -> None:
+async def test_loss_seen_by_a_thread_is_told_on_the_loop(factory: ClientFactory) -> None:
     """`on_lost` is called on the event loop, also if a thread that looked at the lease was the first to see its loss."""
     told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    locks = subject.connect(on_lost=lambda *_: told.set_result(threading.get_ident()))
+    locks = factory.connect(on_lost=lambda *_: told.set_result(threading.get_ident()))
     lease = await locks.lock("x", ttl=0.25, renew=False).acquire()
 
     def look() -> None:
@@ -613,14 +605,14 @@ async def test_loss_seen_by_a_thread_is_told_on_the_loop(subject: Subject) -> No
     assert await asyncio.wait_for(told, SOON) == threading.get_ident()
 
 
-async def test_loss_is_told_before_the_client_is_closed(subject: Subject, pace: TtlScale) -> None:
+async def test_loss_is_told_before_the_client_is_closed(factory: ClientFactory, ttl_scale: TtlScale) -> None:
     """`on_lost` is called also if the keeper sees the loss in the very turn of the loop in which body and client end."""
     told: list[LossReason] = []
     with pytest.raises(LeaseLost):
-        async with subject.connect(on_lost=lambda _, reason: told.append(reason)) as locks:
+        async with factory.connect(on_lost=lambda _, reason: told.append(reason)) as locks:
             async with locks.lock("x", ttl=0.25, renew=False):
-                asyncio.get_running_loop().call_soon(pace.stall, 0.5)
-                await asyncio.sleep(pace(0.3))  # over, when the loop goes on, like the lease
+                asyncio.get_running_loop().call_soon(ttl_scale.stall, 0.5)
+                await asyncio.sleep(ttl_scale(0.3))  # over, when the loop goes on, like the lease
     assert told == [LossReason.EXPIRED]
 
 
@@ -645,7 +637,7 @@ async def test_many_waiters(locks: LocksView) -> None:
     assert sorted(served) == list(range(100))
     if client_of(locks).engine.traits.engine == "memory":
         assert served == list(range(100))
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 async def test_many_names(locks: LocksView) -> None:

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from fencelock.core.clock import boottime
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, Subject, background, eventually
+from tests.contract.steps import background
 from tests.contract.worker import Worker
+from tests.support.waiting import SOON, eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.records]
 
@@ -32,7 +34,7 @@ def builder(value, seconds):
             return value
     return build
 """
-GET = "result = await result_of(locks.raw.single_flight('k', builder(value, seconds), ttl=60, lease_ttl=pace(1)))"
+GET = "result = await result_of(locks.raw.single_flight('k', builder(value, seconds), ttl=60, lease_ttl=ttl_scale(1)))"
 GET_MANY = """
 if inspect.iscoroutinefunction(locks.raw.close):
     values = await asyncio.gather(*(locks.raw.single_flight('k', builder(value, 0.3), ttl=60) for _ in range(callers)))
@@ -48,8 +50,8 @@ result = sorted(set(values)), len(values)
 """
 
 
-async def start(subject: Subject, log: str) -> Worker:
-    worker = await subject.worker()
+async def start(factory: ClientFactory, log: str) -> Worker:
+    worker = await factory.worker()
     await worker.do(PREPARE)
     await worker.do("result = None", log=log)
     return worker
@@ -67,9 +69,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-async def test_many_callers_in_several_processes_share_one_build(subject: Subject, log: str) -> None:
+async def test_many_callers_in_several_processes_share_one_build(factory: ClientFactory, log: str) -> None:
     """60 callers in 4 processes: one build, and everybody gets its value."""
-    workers = [await start(subject, log) for _ in range(4)]
+    workers = [await start(factory, log) for _ in range(4)]
     answers = await asyncio.gather(
         *(worker.do(GET_MANY, value=f"w{number}", callers=15) for number, worker in enumerate(workers))
     )
@@ -77,9 +79,9 @@ async def test_many_callers_in_several_processes_share_one_build(subject: Subjec
     assert answers == [[[built], 15]] * 4
 
 
-async def test_killed_builder_is_replaced_once(subject: Subject, locks: LocksView, log: str) -> None:
+async def test_killed_builder_is_replaced_once(factory: ClientFactory, locks: LocksView, log: str) -> None:
     """A builder that is killed is replaced after its ttl, by exactly one of those that wait."""
-    first, *others = [await start(subject, log) for _ in range(3)]
+    first, *others = [await start(factory, log) for _ in range(3)]
     async with background(first.do(GET, value="killed", seconds=60)) as (_,):
 
         async def began() -> bool:
@@ -97,9 +99,11 @@ async def test_killed_builder_is_replaced_once(subject: Subject, locks: LocksVie
     assert builds(log) == ["killed", "second"]
 
 
-async def test_stopped_builder_does_not_overwrite_a_newer_value(subject: Subject, locks: LocksView, log: str) -> None:
+async def test_stopped_builder_does_not_overwrite_a_newer_value(
+    factory: ClientFactory, locks: LocksView, log: str
+) -> None:
     """A builder that is stopped past its ttl and then goes on does not replace what the next builder has stored."""
-    first, second = [await start(subject, log) for _ in range(2)]
+    first, second = [await start(factory, log) for _ in range(2)]
     async with background(first.do(GET, value="late", seconds=0.5)) as (building,):
 
         async def began() -> bool:
@@ -114,9 +118,9 @@ async def test_stopped_builder_does_not_overwrite_a_newer_value(subject: Subject
     assert builds(log) == ["late", "newer"]
 
 
-async def test_fleet_never_exceeds_its_limit(subject: Subject) -> None:
+async def test_fleet_never_exceeds_its_limit(factory: ClientFactory) -> None:
     """Up to any moment, four processes together have made at most burst + n calls per second, and all calls go."""
-    workers = [await subject.worker() for _ in range(4)]
+    workers = [await factory.worker() for _ in range(4)]
     for worker in workers:
         await worker.do(PREPARE)
     n, burst, each = 50, 5, 25

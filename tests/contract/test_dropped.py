@@ -8,19 +8,21 @@ import logging
 
 import pytest
 
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, Subject, is_free
+from tests.contract.steps import is_free
+from tests.support.waiting import SOON
 
 
-async def test_dropped_lease_is_told_and_goes_with_its_client(
-    subject: Subject, locks: LocksView, caplog: pytest.LogCaptureFixture
+async def test_dropped_lease_is_logged_and_released_by_close(
+    factory: ClientFactory, locks: LocksView, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lease dropped without a release is logged, stays held meanwhile, and is released when its client is closed."""
 
     async def acquire_and_drop() -> None:
         await locks.lock("x", ttl=30).acquire()
 
-    other = subject.connect()
+    other = factory.connect()
     with caplog.at_level(logging.WARNING, "fencelock"), pytest.warns(ResourceWarning, match="dropped without release"):  # noqa: PT031
         await asyncio.create_task(acquire_and_drop())
         await asyncio.sleep(0)
@@ -32,14 +34,16 @@ async def test_dropped_lease_is_told_and_goes_with_its_client(
     assert await is_free(other, "x")
 
 
-async def test_dropped_after_max_hold(subject: Subject, locks: LocksView, recwarn: pytest.WarningsRecorder) -> None:
+async def test_dropped_after_max_hold(
+    factory: ClientFactory, locks: LocksView, recwarn: pytest.WarningsRecorder
+) -> None:
     """A lease that was lost at max_hold may be dropped without a word, and goes with its client, too."""
 
     async def acquire_and_drop() -> None:
         lease = await locks.lock("x", ttl=30, max_hold=0.2).acquire()
         assert await lease.lost.wait(timeout=SOON)
 
-    other = subject.connect()
+    other = factory.connect()
     await asyncio.create_task(acquire_and_drop())
     await asyncio.sleep(0)
     gc.collect()

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from fencelock import Candidate, ClientClosed, InvalidArgument, InvalidType, Leader, LeaseLost, LockTimeout, LossReason
+from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LeaseView, LocksView, client_of
-from tests.contract.subject import SOON, Subject, background, eventually, nobody, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, wait_until_unclaimed, waiting
 from tests.contract.test_watch import collect, has
+from tests.support.waiting import SOON, eventually
 
 
-async def test_term_is_a_lease(subject: Subject, locks: LocksView) -> None:
+async def test_term_is_a_lease(factory: ClientFactory, locks: LocksView) -> None:
     """One candidate leads; its term has a token, and the value is seen exactly while it leads."""
     election = locks.election("x", value="http://web-1")
-    rival = subject.connect(owner="rival").election("x", value="http://web-2")
+    rival = factory.connect(owner="rival").election("x", value="http://web-2")
     assert await election.leader() is None
     assert await election.candidates() == []
     async with election.campaign() as term:
@@ -66,16 +68,16 @@ async def test_arguments_are_checked_when_the_object_is_created(locks: LocksView
         election.healthy(-1)
 
 
-async def test_resign(subject: Subject, locks: LocksView) -> None:
+async def test_resign(factory: ClientFactory, locks: LocksView) -> None:
     """`resign` releases the term of this client and no other's; it says whether there was one."""
-    election, rival = locks.election("x"), subject.connect().election("x")
+    election, rival = locks.election("x"), factory.connect().election("x")
     assert await election.resign() is False
     term = await election.campaign().acquire()
     assert await rival.resign() is False
     term.check()
     assert await election.resign() is True
     assert await election.resign() is False
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
     assert not term.lost.is_set()
 
 
@@ -83,10 +85,10 @@ async def test_resign(subject: Subject, locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_observe_yields_the_leader_and_every_change(subject: Subject, locks: LocksView) -> None:
+async def test_observe_yields_the_leader_and_every_change(factory: ClientFactory, locks: LocksView) -> None:
     """First the current state, None when nobody leads, each leader once; waiting candidates and renewals are no change."""
-    first, second = (subject.connect(owner=owner).election("x", value=owner, ttl=0.9) for owner in ("one", "two"))
-    stop, seen = subject.stop_event(), list[Leader | None]()
+    first, second = (factory.connect(owner=owner).election("x", value=owner, ttl=0.9) for owner in ("one", "two"))
+    stop, seen = factory.stop_event(), list[Leader | None]()
     async with background(collect(locks.election("x").observe(stop), seen)) as (task,):
         await has(seen, 1)
         assert seen == [None]
@@ -113,15 +115,15 @@ async def test_observe_yields_the_leader_and_every_change(subject: Subject, lock
 
 
 @pytest.mark.client_side
-async def test_observers_never_see_an_older_leader_after_a_newer_one(subject: Subject, locks: LocksView) -> None:
+async def test_observers_never_see_an_older_leader_after_a_newer_one(factory: ClientFactory, locks: LocksView) -> None:
     """A state of an earlier term, read late from a member that lags, is dropped."""
-    client, election = client_of(locks), subject.connect().election("x")
+    client, election = client_of(locks), factory.connect().election("x")
     faulty = Faulty.around(locks)
     terms = [await election.campaign().acquire()]
     old = await client.inspect("x")
     await terms[0].release()
     terms.append(await election.campaign().acquire())
-    stop, seen = subject.stop_event(), list[Leader | None]()
+    stop, seen = factory.stop_event(), list[Leader | None]()
     async with background(collect(locks.election("x").observe(stop), seen)) as (task,):
         await has(seen, 1)
         inspect = faulty.inner.inspect
@@ -145,12 +147,12 @@ async def test_observers_never_see_an_older_leader_after_a_newer_one(subject: Su
 
 
 @pytest.mark.client_side
-async def test_observers_share_one_poll(subject: Subject, locks: LocksView) -> None:
+async def test_observers_share_one_poll(factory: ClientFactory, locks: LocksView) -> None:
     """Ten observers of one client, of two election objects, read no more often than one."""
-    faulty, stop = Faulty.around(locks), subject.stop_event()
+    faulty, stop = Faulty.around(locks), factory.stop_event()
     seen: list[list[Leader | None]] = [[] for _ in range(10)]
     elections = [locks.election("x"), locks.election("x")]
-    rival = subject.connect().election("x")
+    rival = factory.connect().election("x")
     begun = time.monotonic()
     async with background(
         *(collect(elections[at % 2].observe(stop), states) for at, states in enumerate(seen))
@@ -202,9 +204,9 @@ class Work:
         return self.terms[number - 1]
 
 
-async def test_run_leads_again_and_again_until_stop(subject: Subject, locks: LocksView) -> None:
+async def test_run_leads_again_and_again_until_stop(factory: ClientFactory, locks: LocksView) -> None:
     """The lock is released after the work has returned, and the candidate campaigns again, with a higher token."""
-    work, stop = Work(), subject.stop_event()
+    work, stop = Work(), factory.stop_event()
     async with background(locks.election("x").run(work.__call__, stop)) as (task,):
         first = await work.leads()
         assert (await locks.inspect("x")).token == first.token
@@ -219,14 +221,14 @@ async def test_run_leads_again_and_again_until_stop(subject: Subject, locks: Loc
         work.leave()
         await asyncio.wait_for(task, SOON)
     assert len(work.terms) == 2
-    await nobody(locks, "x", within=1)
+    await wait_until_unclaimed(locks, "x", timeout=1)
 
 
 @pytest.mark.fair
-async def test_candidate_campaigns_again_at_the_end_of_the_queue(subject: Subject) -> None:
+async def test_candidate_campaigns_again_at_the_end_of_the_queue(factory: ClientFactory) -> None:
     """Two candidates take turns."""
-    candidates = [subject.connect(owner=owner).election("x") for owner in ("a", "b")]
-    works, stop, locks = [Work(), Work()], subject.stop_event(), subject.connect()
+    candidates = [factory.connect(owner=owner).election("x") for owner in ("a", "b")]
+    works, stop, locks = [Work(), Work()], factory.stop_event(), factory.connect()
     async with background(candidates[0].run(works[0].__call__, stop)) as (first,):
         await works[0].leads()
         async with background(candidates[1].run(works[1].__call__, stop)) as (second,):
@@ -242,13 +244,13 @@ async def test_candidate_campaigns_again_at_the_end_of_the_queue(subject: Subjec
             works[1].leave()
             async with asyncio.timeout(SOON):
                 await asyncio.gather(first, second)
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
-async def test_stop_before_and_while_waiting(subject: Subject, locks: LocksView) -> None:
+async def test_stop_before_and_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
     """A candidate whose `stop` is set before, or while it waits, never works and leaves the queue."""
-    work, stop = Work(), subject.stop_event()
-    async with subject.connect().lock("x"):
+    work, stop = Work(), factory.stop_event()
+    async with factory.connect().lock("x"):
         async with background(locks.election("x").run(work.__call__, stop)) as (task,):
             await waiting(locks, "x")
             stop.set()
@@ -256,13 +258,13 @@ async def test_stop_before_and_while_waiting(subject: Subject, locks: LocksView)
         assert (await locks.inspect("x")).waiters == ()
     await asyncio.wait_for(locks.election("x").run(work.__call__, stop), SOON)
     assert work.terms == []
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_work_ignores_stop_for_three_ttls(subject: Subject, locks: LocksView) -> None:
+async def test_work_ignores_stop_for_three_ttls(factory: ClientFactory, locks: LocksView) -> None:
     """A leader that is told to stop keeps its lock, renewed, until its work returns."""
-    work, stop = Work(), subject.stop_event()
+    work, stop = Work(), factory.stop_event()
     async with background(locks.election("x", ttl=0.4).run(work.__call__, stop)) as (task,):
         term = await work.leads()
         stop.set()
@@ -273,7 +275,7 @@ async def test_work_ignores_stop_for_three_ttls(subject: Subject, locks: LocksVi
             await asyncio.sleep(0.1)
         work.leave()
         await asyncio.wait_for(task, SOON)
-    await nobody(locks, "x", within=1)
+    await wait_until_unclaimed(locks, "x", timeout=1)
 
 
 @pytest.mark.client_side
@@ -285,12 +287,12 @@ async def test_work_that_raises_resigns(locks: LocksView) -> None:
     with pytest.raises(ZeroDivisionError, match="work failed"):
         await asyncio.wait_for(locks.election("x").run(work.__call__), SOON)
     assert len(work.terms) == 1
-    await nobody(locks, "x", within=1)
+    await wait_until_unclaimed(locks, "x", timeout=1)
 
 
-async def test_loss_ends_the_work_and_the_candidate_campaigns_again(subject: Subject, locks: LocksView) -> None:
+async def test_loss_ends_the_work_and_the_candidate_campaigns_again(factory: ClientFactory, locks: LocksView) -> None:
     """On loss asyncio cancels the work, a thread sees `term.lost`; the next term has a higher token."""
-    stop, tokens = subject.stop_event(), list[int]()
+    stop, tokens = factory.stop_event(), list[int]()
     cancelled = 0
 
     async def work(term: LeaseView) -> None:
@@ -301,7 +303,7 @@ async def test_loss_ends_the_work_and_the_candidate_campaigns_again(subject: Sub
             return
         try:
             assert await term.lost.wait(SOON)
-            if subject.runtime_name == "aio":
+            if factory.runtime_name == "aio":
                 await asyncio.sleep(SOON)
         except asyncio.CancelledError:
             cancelled += 1
@@ -313,18 +315,18 @@ async def test_loss_ends_the_work_and_the_candidate_campaigns_again(subject: Sub
             return bool(tokens)
 
         await eventually(leads, "it leads")
-        await subject.connect().force_release("x", reason="test")
+        await factory.connect().force_release("x", reason="test")
         await asyncio.wait_for(task, SOON)
     assert len(tokens) == 2
     assert tokens[1] > tokens[0]
-    assert cancelled == (subject.runtime_name == "aio")
-    await nobody(locks, "x")
+    assert cancelled == (factory.runtime_name == "aio")
+    await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.client_side
-async def test_lost_work_that_goes_on_is_not_released_early(subject: Subject, locks: LocksView) -> None:
+async def test_lost_work_that_goes_on_is_not_released_early(factory: ClientFactory, locks: LocksView) -> None:
     """A work that ignores the loss keeps its candidate from campaigning again, while a rival leads."""
-    work, stop, rival = Work(), subject.stop_event(), subject.connect()
+    work, stop, rival = Work(), factory.stop_event(), factory.connect()
 
     async def stubborn(term: LeaseView) -> None:
         inner = asyncio.ensure_future(work(term))
@@ -350,9 +352,9 @@ async def test_lost_work_that_goes_on_is_not_released_early(subject: Subject, lo
 
 
 @pytest.mark.client_side
-async def test_lease_lost_of_this_term_and_of_another_lock(subject: Subject, locks: LocksView) -> None:
+async def test_lease_lost_of_this_term_and_of_another_lock(factory: ClientFactory, locks: LocksView) -> None:
     """LeaseLost of the term begins the next campaign; LeaseLost of another lock is an error of the work."""
-    other = subject.connect()
+    other = factory.connect()
     tokens: list[int] = []
 
     async def work(term: LeaseView) -> None:
@@ -362,7 +364,7 @@ async def test_lease_lost_of_this_term_and_of_another_lock(subject: Subject, loc
             lease = await other.lock("y", ttl=0.9).acquire()
         else:
             lease = term
-        await subject.connect().force_release(name, reason="test")
+        await factory.connect().force_release(name, reason="test")
         while not lease.lost.is_set():
             try:
                 await asyncio.sleep(0.02)
@@ -374,13 +376,13 @@ async def test_lease_lost_of_this_term_and_of_another_lock(subject: Subject, loc
         await asyncio.wait_for(locks.election("x", ttl=0.9).run(work), SOON)
     assert caught.value.name == "y"
     assert len(tokens) == 2
-    await nobody(locks, "x", within=1)
+    await wait_until_unclaimed(locks, "x", timeout=1)
 
 
 @pytest.mark.client_side
-async def test_resign_while_the_work_runs(subject: Subject, locks: LocksView) -> None:
+async def test_resign_while_the_work_runs(factory: ClientFactory, locks: LocksView) -> None:
     """After `resign` the work's `check` raises; that is the end of the term, and the candidate campaigns again."""
-    election, stop, tokens = locks.election("x"), subject.stop_event(), list[int]()
+    election, stop, tokens = locks.election("x"), factory.stop_event(), list[int]()
 
     async def work(term: LeaseView) -> None:
         tokens.append(term.token)
@@ -395,16 +397,16 @@ async def test_resign_while_the_work_runs(subject: Subject, locks: LocksView) ->
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_run(subject: Subject, locks: LocksView) -> None:
+async def test_cancelled_run(factory: ClientFactory, locks: LocksView) -> None:
     """A cancel from outside ends the work and comes out of `run`; the lock is released, or the queue is left."""
-    work, other = Work(), subject.connect()
+    work, other = Work(), factory.connect()
     task = asyncio.ensure_future(locks.election("x").run(work.__call__))
     await work.leads()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert work.left == 1
-    await nobody(other, "x", within=1)
+    await wait_until_unclaimed(other, "x", timeout=1)
     async with other.lock("x"):
         task = asyncio.ensure_future(locks.election("x").run(work.__call__))
         await waiting(other, "x")
@@ -415,9 +417,11 @@ async def test_cancelled_run(subject: Subject, locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_outage_while_campaigning(subject: Subject, locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+async def test_outage_while_campaigning(
+    factory: ClientFactory, locks: LocksView, caplog: pytest.LogCaptureFixture
+) -> None:
     """An engine that cannot be reached is logged once and tried again until the candidate leads."""
-    faulty, work, stop = Faulty.around(locks), Work(), subject.stop_event()
+    faulty, work, stop = Faulty.around(locks), Work(), factory.stop_event()
     faulty.refuse("attempt", 4)
     with caplog.at_level(logging.WARNING, logger="fencelock"):
         async with background(locks.election("x").run(work.__call__, stop)) as (task,):
@@ -436,9 +440,9 @@ async def test_outage_while_campaigning(subject: Subject, locks: LocksView, capl
 
 
 @pytest.mark.client_side
-async def test_close_while_leading_ends_run(subject: Subject) -> None:
+async def test_close_while_leading_ends_run(factory: ClientFactory) -> None:
     """A client that is closed under `run` ends the term, and `run` raises ClientClosed once the work has returned."""
-    locks, work = subject.connect(), Work()
+    locks, work = factory.connect(), Work()
     async with background(locks.election("x").run(work.__call__)) as (task,):
         term = await work.leads()
         await locks.close()
@@ -448,16 +452,16 @@ async def test_close_while_leading_ends_run(subject: Subject) -> None:
             await asyncio.wait_for(task, SOON)
     with pytest.raises(ClientClosed):
         await anext(locks.election("x").observe())
-    assert await take(subject.connect(), "x") > term.token
+    assert await take(factory.connect(), "x") > term.token
 
 
 # ---------------------------------------------------------------------------- healthy
 
 
 @pytest.mark.client_side
-async def test_healthy(subject: Subject, locks: LocksView) -> None:
+async def test_healthy(factory: ClientFactory, locks: LocksView) -> None:
     """True while this client does not lead or renews; False once it leads and could not renew for `grace` seconds."""
-    election, rival = locks.election("x", ttl=1.2), subject.connect().election("x")
+    election, rival = locks.election("x", ttl=1.2), factory.connect().election("x")
     assert election.healthy(grace=0)
     faulty = Faulty.around(locks)
     term = await election.campaign().acquire()

@@ -1,26 +1,31 @@
-"""A network that stops: callers get their answer in time, and nothing of what they asked for is left when it goes on."""
+"""An engine that does not reply for a while: callers get their error in time, and their claims are removed afterwards."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from fencelock import EngineUnavailable, LockTimeout
+from fencelock import EngineUnavailable, LockTimeout, LossReason
 from fencelock.core.clock import boottime
 from tests.contract.engines import EngineCase
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import Subject, background, free_again, nobody, take, waiting
+from tests.contract.steps import background, renewed, take, wait_until_free, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
 from tests.servers.cluster import Cluster
 from tests.servers.plugin import Session
 from tests.servers.proxy import Proxies
 from tests.servers.redis import RedisNodes
+from tests.support.waiting import SOON
 
 pytestmark = pytest.mark.server
 
-ANSWER = 0.5
-"""Seconds after its timeout within which a caller gets its answer."""
+REPLY = 0.5
+"""Seconds after its timeout within which a caller gets its error on an open connection."""
+FIRST_CONNECT = 3.0
+"""The same for a client that has yet to connect."""
 SLACK = 1.0
 """What a busy machine may add."""
 
@@ -43,7 +48,7 @@ class Network:
 
 
 @pytest.fixture
-def network(case: EngineCase, engines: Session, url: str, runtime_name: str, pace: TtlScale) -> Iterator[Network]:
+def network(case: EngineCase, engines: Session, url: str, runtime_name: str, ttl_scale: TtlScale) -> Iterator[Network]:
     """A client whose network can be stopped."""
     assert case.server is not None
     server = engines.get(case.server)
@@ -51,7 +56,7 @@ def network(case: EngineCase, engines: Session, url: str, runtime_name: str, pac
     with Proxies(members) as proxies:
         for member, proxy in zip(members, proxies.members, strict=True):
             url = url.replace(member.address, proxy.address)
-        yield Network(proxies, Subject(url, runtime_name, pace).connect())
+        yield Network(proxies, ClientFactory(url, runtime_name, ttl_scale).connect())
 
 
 async def seconds(work: Callable[[], Awaitable[object]]) -> float:
@@ -64,26 +69,26 @@ async def seconds(work: Callable[[], Awaitable[object]]) -> float:
 
 @pytest.mark.parametrize("timeout", [0.0, 0.2])
 async def test_hung_engine_does_not_delay_a_caller_with_little_time(
-    network: Network, subject: Subject, timeout: float
+    network: Network, factory: ClientFactory, timeout: float
 ) -> None:
-    """On a warm connection the caller is told within half a second of its timeout, and its claim is cleaned up later."""
+    """On an open connection the caller gets its error within half a second of its timeout; its claim is removed later."""
     locks = network.locks
     await take(locks, "x")
     network.stop()
     took = await seconds(lambda: locks.lock("x", ttl=30).acquire(timeout=timeout))
     network.heal()
-    assert took < timeout + ANSWER + SLACK
-    await free_again(subject.connect(), "x")
+    assert took < timeout + REPLY + SLACK
+    await wait_until_free(factory.connect(), "x")
     await locks.close()
 
 
 @pytest.mark.parametrize("ttl", [30, 2.5])
-async def test_engine_that_hangs_as_the_timeout_ends(network: Network, subject: Subject, ttl: float) -> None:
-    """A waiter's answer does not wait for the clean-up, which goes on in the background.
+async def test_engine_that_hangs_as_the_timeout_ends(network: Network, factory: ClientFactory, ttl: float) -> None:
+    """A waiter's error does not wait for the clean-up, which runs in the background.
 
-    With the shorter ttl the waiter has shown a sign of life, and has asked again, before the engine hangs.
+    With the shorter ttl the waiter has repeated its attempt before the engine hangs.
     """
-    locks, others = network.locks, subject.connect()
+    locks, others = network.locks, factory.connect()
     await take(locks, "y")
     async with others.lock("x"):
         began = boottime()
@@ -93,6 +98,48 @@ async def test_engine_that_hangs_as_the_timeout_ends(network: Network, subject: 
             await waiter
             took = boottime() - began
         network.heal()
-        assert took < 1 + ANSWER + SLACK
-    await nobody(others, "x")
+        assert took < 1 + REPLY + SLACK
+    await wait_until_unclaimed(others, "x")
     await locks.close()
+
+
+async def test_hung_engine_during_the_first_connect(network: Network, factory: ClientFactory, case: EngineCase) -> None:
+    """A caller with a timeout gets its error soon after it; one without is served when the engine replies again.
+
+    On Redlock the latter gets an error, too: it does not wait for a majority.
+    """
+    locks = network.locks
+    network.stop()
+    async with background(locks.lock("patient").acquire()) as (patient,):
+        took = await seconds(lambda: locks.lock("x", ttl=30).acquire(timeout=0.5))
+        network.heal()
+        if case.id == "redlock":
+            with pytest.raises(EngineUnavailable, match="0 of 5"):
+                await patient
+        else:
+            await (await asyncio.wait_for(patient, 2 * SOON)).release()
+    assert took < 0.5 + FIRST_CONNECT + SLACK
+    await wait_until_free(factory.connect(), "x")
+    await locks.close()
+
+
+async def test_lease_expires_while_the_engine_hangs(network: Network, factory: ClientFactory) -> None:
+    """The holder sees the loss by its own clock, and the next holder has a higher token."""
+    lease = await network.locks.lock("x", ttl=0.75).acquire()
+    network.stop()
+    assert await lease.lost.wait(SOON)
+    assert lease.reason is LossReason.EXPIRED
+    network.heal()
+    assert await take(factory.connect(), "x") > lease.token
+    await network.locks.close()
+
+
+async def test_lease_survives_an_engine_that_hangs_for_less_than_its_ttl(network: Network) -> None:
+    """A renewal that the engine could not answer at first succeeds afterwards."""
+    lease = await network.locks.lock("x", ttl=3).acquire()
+    network.stop()
+    await asyncio.sleep(1.2)
+    network.heal()
+    await renewed(lease)
+    assert await lease.release() is True
+    await network.locks.close()

@@ -1,4 +1,4 @@
-"""What users hand in: ttls, names, timeouts, owners, passwords. The same answer on every engine, in both colours."""
+"""Arguments from users: ttls, names, timeouts, owners, passwords. Every engine and runtime treats them the same."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pytest
 
 import fencelock
 from fencelock import InvalidName, InvalidTTL, InvalidURL
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView, connect, direct
-from tests.contract.subject import SOON, Subject, is_free
+from tests.contract.steps import is_free
+from tests.support.waiting import SOON
 
 
 @pytest.fixture
-def subject(url: str, runtime_name: str) -> Subject:
-    """The engine, in a colour, without a pace: here a ttl is handed in as it is."""
-    return Subject(url, runtime_name)
+def factory(url: str, runtime_name: str) -> ClientFactory:
+    """Makes clients that do not scale ttls."""
+    return ClientFactory(url, runtime_name)
 
 
 BAD_TTLS: list[Any] = [
@@ -36,7 +38,7 @@ BAD_TTLS: list[Any] = [
 ]
 
 
-async def test_bad_ttl(subject: Subject, locks: LocksView) -> None:
+async def test_bad_ttl(factory: ClientFactory, locks: LocksView) -> None:
     """A ttl that is no number of seconds within the engine's range is refused when the lock is made, with the numbers."""
     for ttl in BAD_TTLS:
         with pytest.raises(InvalidTTL) as caught:
@@ -47,7 +49,7 @@ async def test_bad_ttl(subject: Subject, locks: LocksView) -> None:
             assert f"{locks.traits.ttl_min:g}" in str(caught.value)
             assert f"{locks.traits.ttl_max:g}" in str(caught.value)
         with pytest.raises(InvalidTTL):
-            connect(subject.runtime_name, direct, subject.url, ttl=ttl)
+            connect(factory.runtime_name, direct, factory.url, ttl=ttl)
     assert [name async for name in locks.names()] == []
 
 
@@ -182,10 +184,10 @@ async def test_good_timeout(locks: LocksView) -> None:
         await (await locks.lock("x").acquire(timeout=timeout)).release()
 
 
-async def test_namespaces(subject: Subject) -> None:
+async def test_namespaces(factory: ClientFactory) -> None:
     """Namespaces on one engine do not see each other, however alike they look."""
     spaces = ["one", "two", "One", "one ", "one:two", "é", "e\u0301"]
-    clients = [subject.connect(namespace=space) for space in spaces]
+    clients = [factory.connect(namespace=space) for space in spaces]
     leases = [await locks.lock("two:x").acquire() for locks in clients]
     for locks in clients:
         assert [name async for name in locks.names()] == ["two:x"]
@@ -197,18 +199,18 @@ async def test_namespaces(subject: Subject) -> None:
         await lease.release()
 
 
-async def test_bad_namespace_and_owner(subject: Subject) -> None:
+async def test_bad_namespace_and_owner(factory: ClientFactory) -> None:
     """Namespaces and owners follow the rules for names."""
     values: list[Any] = ["", "a\nb", "x" * 1025, 3]
     for bad in values:
         for option in ("namespace", "owner"):
             with pytest.raises(InvalidName, match=option):
-                connect(subject.runtime_name, direct, subject.url, **{option: bad})
+                connect(factory.runtime_name, direct, factory.url, **{option: bad})
 
 
-async def test_owner_with_anything_in_it(subject: Subject) -> None:
+async def test_owner_with_anything_in_it(factory: ClientFactory) -> None:
     """An owner's label is shown as it was given."""
-    locks = subject.connect(owner="<b>Ünï & '🔒'</b>")
+    locks = factory.connect(owner="<b>Ünï & '🔒'</b>")
     async with locks.lock("x"):
         assert (await locks.inspect("x")).holders[0].owner == "<b>Ünï & '🔒'</b>"
 
@@ -319,7 +321,7 @@ async def test_bad_options_name_the_lock(locks: LocksView) -> None:
         await locks.lock("order:42").acquire(timeout=-1)
 
 
-async def test_truth_of_lost(locks: LocksView) -> None:
+async def test_bool_and_repr_of_lost(locks: LocksView) -> None:
     """`lease.lost` is true once the lease is lost, and shows in its repr which lease it belongs to."""
     lease = await locks.lock("x", ttl=max(0.5, locks.traits.ttl_min), renew=False).acquire()
     lost = getattr(lease, "raw", lease).lost

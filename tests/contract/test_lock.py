@@ -21,20 +21,11 @@ from fencelock.core.lease import BaseLease
 from fencelock.core.validation import SAFE
 from fencelock.model import CORRECT
 from fencelock.runtime.blocking import run_sync
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView, client_of, core_of
-from tests.contract.subject import (
-    SOON,
-    Subject,
-    background,
-    eventually,
-    is_free,
-    nobody,
-    renewed,
-    take,
-    told_once,
-    waiting,
-)
+from tests.contract.steps import assert_notified_once, background, is_free, renewed, take, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
+from tests.support.waiting import SOON, eventually
 
 
 async def test_one_holder(locks: LocksView) -> None:
@@ -48,20 +39,20 @@ async def test_one_holder(locks: LocksView) -> None:
     await second.release()
 
 
-async def test_two_clients(subject: Subject) -> None:
+async def test_two_clients(factory: ClientFactory) -> None:
     """Two clients exclude each other, and so do two lock objects of one client."""
-    one, other = subject.connect(), subject.connect()
+    one, other = factory.connect(), factory.connect()
     async with one.lock("x"):
         assert not await is_free(other, "x")
         assert not await is_free(one, "x")
         assert await is_free(other, "y")
 
 
-async def test_first_words_on_a_busy_name(subject: Subject) -> None:
-    """A client whose very first request meets a lock that is held waits like any other."""
-    async with subject.connect().lock("x"):
+async def test_first_attempt_on_a_held_lock_waits(factory: ClientFactory) -> None:
+    """A client whose first request finds the lock held waits like any other."""
+    async with factory.connect().lock("x"):
         with pytest.raises(LockTimeout):
-            await subject.connect().lock("x").acquire(timeout=0.05)
+            await factory.connect().lock("x").acquire(timeout=0.05)
 
 
 async def test_release_twice(locks: LocksView) -> None:
@@ -74,9 +65,9 @@ async def test_release_twice(locks: LocksView) -> None:
     assert await successor.release() is True
 
 
-async def test_timeout(subject: Subject, locks: LocksView) -> None:
+async def test_timeout(factory: ClientFactory, locks: LocksView) -> None:
     """LockTimeout carries the name, is a TimeoutError, comes no earlier than asked for, and leaves no waiter."""
-    async with subject.connect().lock("x"):
+    async with factory.connect().lock("x"):
         begun = time.monotonic()
         with pytest.raises(LockTimeout) as caught:
             await locks.lock("x", timeout=0.2).acquire()
@@ -86,25 +77,25 @@ async def test_timeout(subject: Subject, locks: LocksView) -> None:
         assert (await locks.inspect("x")).waiters == ()
 
 
-async def test_body_does_not_run_after_a_timeout(subject: Subject, locks: LocksView) -> None:
+async def test_body_does_not_run_after_a_timeout(factory: ClientFactory, locks: LocksView) -> None:
     """The body of a with block whose acquire timed out never runs."""
-    async with subject.connect().lock("x"):
+    async with factory.connect().lock("x"):
         with pytest.raises(LockTimeout):
             async with locks.lock("x", timeout=0.05):
                 pytest.fail("the body ran without the lock")
 
 
-async def test_acquire_overrides_the_locks_timeout(subject: Subject, locks: LocksView) -> None:
+async def test_acquire_overrides_the_locks_timeout(factory: ClientFactory, locks: LocksView) -> None:
     """A timeout given to acquire counts instead of the lock's own; 0 asks once."""
     lock = locks.lock("x", timeout=60)
-    async with subject.connect().lock("x"):
+    async with factory.connect().lock("x"):
         for timeout in (0, 0.01):
             with pytest.raises(LockTimeout):
                 await lock.acquire(timeout=timeout)
 
 
-async def test_waiter_gets_it(locks: LocksView) -> None:
-    """A waiter is granted the lock when its holder leaves."""
+async def test_waiter_is_granted_on_release(locks: LocksView) -> None:
+    """A waiter is granted the lock when its holder releases it."""
     async with locks.lock("x") as first, background(locks.lock("x").acquire()) as (task,):
         await waiting(locks, "x")
         await first.release()
@@ -113,11 +104,11 @@ async def test_waiter_gets_it(locks: LocksView) -> None:
         assert await second.release()
 
 
-async def test_wait_longer_than_the_ttl(locks: LocksView, pace: TtlScale) -> None:
+async def test_wait_longer_than_the_ttl(locks: LocksView, ttl_scale: TtlScale) -> None:
     """A wait of several ttls ends in a lease that has most of its ttl left."""
     holder = await locks.lock("x").acquire()
     async with background(locks.lock("x", ttl=0.8).acquire()) as (task,):
-        await pace.sleep(1.8)
+        await ttl_scale.sleep(1.8)
         assert not task.done()
         await holder.release()
         lease = await task
@@ -126,8 +117,8 @@ async def test_wait_longer_than_the_ttl(locks: LocksView, pace: TtlScale) -> Non
         await lease.release()
 
 
-async def test_keeper_renews(locks: LocksView) -> None:
-    """A lease is kept for longer than its ttl, and nobody else gets the name meanwhile."""
+async def test_lease_is_renewed_past_its_ttl(locks: LocksView) -> None:
+    """A lease is held for longer than its ttl, and no other client gets the lock in that time."""
     async with locks.lock("x", ttl=0.8) as lease:
         end = time.monotonic() + 1.4 * lease.ttl
         while time.monotonic() < end:
@@ -162,10 +153,10 @@ async def test_renew_false(locks: LocksView) -> None:
     await successor.release()
 
 
-async def test_renew_by_hand(locks: LocksView, pace: TtlScale) -> None:
+async def test_renew_by_hand(locks: LocksView, ttl_scale: TtlScale) -> None:
     """`renew()` gives a whole ttl again, also to a lease that nobody else renews."""
     lease = await locks.lock("x", ttl=1, renew=False).acquire()
-    await pace.sleep(0.3)
+    await ttl_scale.sleep(0.3)
     before = lease.remaining
     await lease.renew()
     assert lease.remaining > before
@@ -232,10 +223,10 @@ async def test_force_release(locks: LocksView, caplog: pytest.LogCaptureFixture)
     assert await locks.force_release("x", reason="nobody is there") == 0
 
 
-async def test_force_release_is_noticed_on_leaving(subject: Subject) -> None:
+async def test_force_release_is_noticed_on_leaving(factory: ClientFactory) -> None:
     """A holder whose lock was taken away, and who leaves before any renewal could tell, is told then, once."""
     losses: list[tuple[object, LossReason]] = []
-    locks = subject.connect(on_lost=lambda lease, reason: losses.append((lease, reason)))
+    locks = factory.connect(on_lost=lambda lease, reason: losses.append((lease, reason)))
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x") as lease:
             await locks.force_release("x", reason="test")
@@ -266,21 +257,21 @@ async def test_force_release_hands_over(locks: LocksView) -> None:
     await lease.release()
 
 
-async def test_on_lost(subject: Subject) -> None:
+async def test_on_lost(factory: ClientFactory) -> None:
     """`on_lost` is called once for a lease that is lost, never for one that is released."""
     told: list[tuple[str, LossReason]] = []
-    locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
+    locks = factory.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
     async with locks.lock("released"):
         pass
     lease = await locks.lock("x", ttl=0.25, renew=False).acquire()
     assert await lease.lost.wait(timeout=SOON)
     for _ in range(3):
         assert lease.lost.is_set()
-    await told_once(told)
+    await assert_notified_once(told)
     assert told == [("x", LossReason.EXPIRED)]
 
 
-async def test_on_lost_that_raises(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+async def test_on_lost_that_raises(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
     """An error in `on_lost`, whatever it is, is logged, and the other leases are still renewed and still told."""
     errors = {"one": RuntimeError("in on_lost"), "other": SystemExit(3)}
     told: list[str] = []
@@ -289,7 +280,7 @@ async def test_on_lost_that_raises(subject: Subject, caplog: pytest.LogCaptureFi
         told.append(lease.name)
         raise errors[lease.name]
 
-    locks = subject.connect(on_lost=on_lost)
+    locks = factory.connect(on_lost=on_lost)
     kept = await locks.lock("kept", ttl=1.2).acquire()
     for name in errors:
         short = await locks.lock(name, ttl=0.25, renew=False).acquire()
@@ -306,7 +297,7 @@ async def test_on_lost_that_raises(subject: Subject, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_on_lost_that_takes_long(subject: Subject) -> None:
+async def test_on_lost_that_takes_long(factory: ClientFactory) -> None:
     """A slow `on_lost` does not keep the keeper from renewing the other leases (in asyncio it is on the caller's loop)."""
     begun, enough = threading.Event(), threading.Event()
 
@@ -314,7 +305,7 @@ async def test_on_lost_that_takes_long(subject: Subject) -> None:
         begun.set()
         enough.wait(60)
 
-    locks = subject.connect(on_lost=on_lost)
+    locks = factory.connect(on_lost=on_lost)
     kept = await locks.lock("kept", ttl=0.9).acquire()
     short = await locks.lock("short", ttl=0.25, renew=False).acquire()
     assert await asyncio.to_thread(begun.wait, SOON)
@@ -327,7 +318,7 @@ async def test_on_lost_that_takes_long(subject: Subject) -> None:
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_callbacks_of_several_leases_do_not_wait_for_each_other(subject: Subject) -> None:
+async def test_callbacks_of_several_leases_do_not_wait_for_each_other(factory: ClientFactory) -> None:
     """Each call of on_lost has a thread of its own: one that blocks does not delay the next one's."""
     together, passed = threading.Barrier(4), list[str]()
 
@@ -335,7 +326,7 @@ async def test_callbacks_of_several_leases_do_not_wait_for_each_other(subject: S
         together.wait(SOON)
         passed.append(lease.name)
 
-    locks = subject.connect(on_lost=on_lost)
+    locks = factory.connect(on_lost=on_lost)
     leases = [await locks.lock(name, ttl=0.9).acquire() for name in "abcd"]
     for lease in leases:  # one batch of renewals finds all losses
         await locks.force_release(lease.name, reason="test")
@@ -347,18 +338,18 @@ async def test_callbacks_of_several_leases_do_not_wait_for_each_other(subject: S
     assert all(lease.reason is LossReason.GONE for lease in leases)
 
 
-async def test_timeout_names_the_holder(subject: Subject, locks: LocksView) -> None:
+async def test_timeout_names_the_holder(factory: ClientFactory, locks: LocksView) -> None:
     """The error of a caller that waited in vain says who holds the lock."""
-    async with subject.connect(owner="nightly-report").lock("x") as lease:
+    async with factory.connect(owner="nightly-report").lock("x") as lease:
         with pytest.raises(LockTimeout, match=f"held by nightly-report.*{lease.token}"):
             await locks.lock("x", timeout=0.1).acquire()
 
 
-async def test_leaving_after_a_loss(locks: LocksView, pace: TtlScale) -> None:
+async def test_leaving_after_a_loss(locks: LocksView, ttl_scale: TtlScale) -> None:
     """Leaving a block whose lease was lost raises LeaseLost, even if the body ended normally."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=0.25, renew=False):
-            pace.stall(0.3)  # no await: nothing can interrupt this body
+            ttl_scale.stall(0.3)  # no await: nothing can interrupt this body
     assert caught.value.reason == LossReason.EXPIRED
 
 
@@ -371,20 +362,20 @@ async def test_error_in_the_body(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
-async def test_error_in_the_body_after_a_loss(locks: LocksView, pace: TtlScale) -> None:
+async def test_error_in_the_body_after_a_loss(locks: LocksView, ttl_scale: TtlScale) -> None:
     """The body's own error wins over the loss and gets a note about it."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with locks.lock("x", ttl=0.25, renew=False):
-            pace.stall(0.3)
+            ttl_scale.stall(0.3)
             raise ZeroDivisionError
     assert "is lost" in caught.value.__notes__[0]
 
 
-async def test_check_in_the_body(locks: LocksView, pace: TtlScale) -> None:
+async def test_check_in_the_body(locks: LocksView, ttl_scale: TtlScale) -> None:
     """The LeaseLost of the body's own check comes out once, without a note."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=0.25, renew=False) as lease:
-            pace.stall(0.3)
+            ttl_scale.stall(0.3)
             lease.check()
     assert not getattr(caught.value, "__notes__", [])
 
@@ -405,12 +396,12 @@ async def test_release_inside_the_block(locks: LocksView) -> None:
     assert await successor.release() is True
 
 
-async def test_one_lock_object_in_nested_use(locks: LocksView, pace: TtlScale) -> None:
+async def test_one_lock_object_in_nested_use(locks: LocksView, ttl_scale: TtlScale) -> None:
     """A lock object that was entered twice after a loss gives each block its own lease back."""
     lock = locks.lock("x", ttl=0.25, renew=False)
     with pytest.raises(LeaseLost):
         async with lock as outer:
-            pace.stall(0.3)
+            ttl_scale.stall(0.3)
             async with lock as inner:
                 assert inner.token > outer.token
             assert await inner.release() is False
@@ -453,7 +444,7 @@ async def test_dropped_lease(locks: LocksView) -> None:
     assert await take(locks, "x") > token
 
 
-async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, pace: TtlScale) -> None:
+async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, ttl_scale: TtlScale) -> None:
     """Leases that were dropped leave the renewal of the others alone."""
     kept = await locks.lock("kept", ttl=1.5).acquire()
     with pytest.warns(ResourceWarning):  # noqa: PT031
@@ -461,7 +452,7 @@ async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, pace: Ttl
             await locks.lock(f"dropped {number}", ttl=0.25).acquire()
             await asyncio.sleep(0.02)
         gc.collect()
-        await pace.sleep(0.3)  # they run out
+        await ttl_scale.sleep(0.3)  # they run out
     await renewed(kept)
     await kept.release()
     again = await locks.lock("kept", ttl=1).acquire()
@@ -512,7 +503,7 @@ async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
 
 
 async def test_reentrant_dropped_leaves_no_trace(locks: LocksView) -> None:
-    """What was dropped without a release is not remembered either, nor the task that held it, and may be taken anew."""
+    """A dropped lease is not remembered, nor the task that held it, and the lock can be acquired again."""
 
     tasks: list[weakref.ref[Any]] = []
 
@@ -603,12 +594,12 @@ async def test_inspect_says_how_long_it_is_held(locks: LocksView) -> None:
         await eventually(lambda: longer_than(first), "it is held for longer")
 
 
-async def test_inspect(subject: Subject) -> None:
+async def test_inspect(factory: ClientFactory) -> None:
     """`inspect` shows who holds and who waits, with labels, tokens and times, in order."""
-    locks = subject.connect(owner="the holder")
+    locks = factory.connect(owner="the holder")
     assert await locks.inspect("x") == fencelock.Snapshot("x")
     lease = await locks.lock("x", ttl=30).acquire()
-    others = [subject.connect(owner=f"waiter {number}") for number in range(3)]
+    others = [factory.connect(owner=f"waiter {number}") for number in range(3)]
     tasks = []
     for number, other in enumerate(others):
         tasks.append(asyncio.create_task(other.lock("x", ttl=20).acquire()))
@@ -631,9 +622,9 @@ async def test_default_owner(locks: LocksView) -> None:
         assert lease.owner.endswith(f":{os.getpid()}")
 
 
-async def test_closing(subject: Subject) -> None:
+async def test_closing(factory: ClientFactory) -> None:
     """Closing releases what is held, tells its holders, and everything after it is refused; again is harmless."""
-    locks, other = subject.connect(), subject.connect()
+    locks, other = factory.connect(), factory.connect()
     lease = await locks.lock("x").acquire()
     await locks.close()
     await locks.close()
@@ -646,9 +637,9 @@ async def test_closing(subject: Subject) -> None:
             await use()
 
 
-async def test_closing_after_max_hold(subject: Subject) -> None:
+async def test_closing_after_max_hold(factory: ClientFactory) -> None:
     """Closing gives back, too, what was lost at max_hold and never released."""
-    locks, other = subject.connect(), subject.connect()
+    locks, other = factory.connect(), factory.connect()
     lease = await locks.lock("x", ttl=60, max_hold=0.2).acquire()
     assert await lease.lost.wait(timeout=SOON)
     assert not await is_free(other, "x")
@@ -660,9 +651,9 @@ async def test_closing_after_max_hold(subject: Subject) -> None:
         assert not await is_free(other, "x")
 
 
-async def test_closing_after_max_hold_and_release(subject: Subject) -> None:
+async def test_closing_after_max_hold_and_release(factory: ClientFactory) -> None:
     """What was lost at max_hold and released is not released again: by then it may be somebody else's."""
-    locks, other = subject.connect(), subject.connect()
+    locks, other = factory.connect(), factory.connect()
     lease = await locks.lock("x", ttl=60, max_hold=0.2).acquire()
     assert await lease.lost.wait(timeout=SOON)
     assert await lease.release() is False
@@ -672,9 +663,9 @@ async def test_closing_after_max_hold_and_release(subject: Subject) -> None:
         assert not await is_free(other, "x")
 
 
-async def test_closing_with_waiters(subject: Subject) -> None:
-    """Whoever waits on a client that is closed is told, and its place in line is given up."""
-    locks, other = subject.connect(), subject.connect()
+async def test_closing_with_waiters(factory: ClientFactory) -> None:
+    """A waiter gets ClientClosed when its client is closed, and its claim is removed."""
+    locks, other = factory.connect(), factory.connect()
     holder = await other.lock("x").acquire()
     async with background(locks.lock("x").acquire()) as (task,):
         await waiting(other, "x")
@@ -686,11 +677,11 @@ async def test_closing_with_waiters(subject: Subject) -> None:
     assert await is_free(other, "x")
 
 
-async def test_closing_while_others_take_turns(subject: Subject) -> None:
+async def test_closing_while_others_take_turns(factory: ClientFactory) -> None:
     """Whatever a close meets half-way, granted and not yet returned or about to line up again, it leaves nothing."""
-    observer = subject.connect()
+    observer = factory.connect()
     for _ in range(15):
-        locks = subject.connect(ttl=60)
+        locks = factory.connect(ttl=60)
 
         async def take_turns(locks: LocksView = locks) -> None:
             while True:
@@ -702,21 +693,21 @@ async def test_closing_while_others_take_turns(subject: Subject) -> None:
             await locks.close()
             ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), SOON)
         assert {type(end) for end in ends} <= {ClientClosed, LeaseLost}
-        await nobody(observer, "x")
+        await wait_until_unclaimed(observer, "x")
 
 
-async def test_with_block_closes(subject: Subject) -> None:
+async def test_leaving_the_clients_block_closes_it(factory: ClientFactory) -> None:
     """Leaving the client's own block closes it."""
-    other = subject.connect()
-    async with subject.connect() as locks:
+    other = factory.connect()
+    async with factory.connect() as locks:
         lease = await locks.lock("x").acquire()
     assert lease.reason is LossReason.CLOSED
-    await nobody(other, "x")
+    await wait_until_unclaimed(other, "x")
     with pytest.raises(ClientClosed):
         await locks.inspect("x")
 
 
-async def test_decorator(subject: Subject, locks: LocksView) -> None:
+async def test_decorator(factory: ClientFactory, locks: LocksView) -> None:
     """Each call of a decorated function holds the lock that its arguments name."""
 
     async def plain(day: str, copies: int = 1) -> tuple[str, int]:
@@ -725,7 +716,7 @@ async def test_decorator(subject: Subject, locks: LocksView) -> None:
     report = locks.locked("report:{day}", timeout=5)(plain)
     assert await report("monday") == ("monday", 1)
     assert await report(day="tuesday", copies=2) == ("tuesday", 2)
-    async with subject.connect().lock("report:friday"):
+    async with factory.connect().lock("report:friday"):
         late = locks.locked("report:{day}", timeout=0.01)(plain)
         with pytest.raises(LockTimeout):
             await late("friday")
@@ -733,8 +724,8 @@ async def test_decorator(subject: Subject, locks: LocksView) -> None:
         locks.locked("report:{week}")(plain)
 
 
-async def test_keeper_survives_churn(locks: LocksView) -> None:
-    """Leases that come and go in many threads or tasks never stop the renewal of one that stays."""
+async def test_renewal_while_many_leases_come_and_go(locks: LocksView) -> None:
+    """Many short leases in other threads or tasks never stop the renewal of a long one."""
     stays = await locks.lock("stays", ttl=1.5).acquire()
     enough = False
 
@@ -754,8 +745,8 @@ async def test_keeper_survives_churn(locks: LocksView) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0.8, 6])
-async def test_keeper_between_quick_leases(locks: LocksView, ttl: float) -> None:
-    """After leases that were given back at once the next is renewed like any other; the keeper ends when none follows."""
+async def test_renewer_after_short_leases(locks: LocksView, ttl: float) -> None:
+    """After leases that were released at once the next one is renewed; the renewer ends when none follows."""
     for _ in range(20):
         async with locks.lock("x", ttl=ttl):
             pass
@@ -769,8 +760,8 @@ async def test_keeper_between_quick_leases(locks: LocksView, ttl: float) -> None
     await eventually(ended, "the keeper has ended")
 
 
-async def test_no_thread_for_the_keeper(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the keeper cannot be started, the acquire fails and leaves nothing behind."""
+async def test_acquire_fails_if_the_renewer_cannot_start(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the renewer's thread cannot be started, the acquire fails and its claim is removed."""
     runtime = client_of(locks).runtime
 
     def spawn(work: Any, name: str) -> None:

@@ -18,12 +18,14 @@ from fencelock.engines.redlock import engine as redlock
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from tests.contract.engines import EngineCase
-from tests.contract.subject import Subject, background, eventually, waiting
+from tests.contract.factory import ClientFactory
+from tests.contract.steps import background, waiting
 from tests.contract.ttl_scale import TtlScale
 from tests.engines.forwarder import Forwarder, forwarding
 from tests.servers.cluster import Cluster
 from tests.servers.plugin import Session
 from tests.servers.server import Server
+from tests.support.waiting import eventually
 
 T = TypeVar("T")
 Request = Callable[[bytes], bool]
@@ -57,7 +59,7 @@ FORCE: dict[str, Request] = {
     "redis": _calls(redis.FORCE),
     "redlock": _calls(redlock.FORCE),
     "postgres": _contains(b"fl_force"),
-    "advisory": _contains(b"fl_evict"),
+    "advisory": _contains(b"fl_terminate_holders"),
     "mysql": _contains(b"KILL CONNECTION"),
     "etcd": lambda data: data.count(b"/claims/x/") == 2,  # a compare and a deletion; a read has the prefix once
     "zookeeper": _zookeeper_request(2),  # Delete
@@ -110,12 +112,12 @@ async def run(runtime_name: str, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def test_force_release_whose_reply_is_lost_is_not_repeated(
-    case: EngineCase, engines: Session, url: str, runtime_name: str, pace: TtlScale, subject: Subject
+    case: EngineCase, engines: Session, url: str, runtime_name: str, ttl_scale: TtlScale, factory: ClientFactory
 ) -> None:
     """The caller learns that the outcome is unknown; the next holder, whom a repetition would drop, keeps the lock."""
-    locks = subject.connect()
+    locks = factory.connect()
     async with network(case, url, engines) as between:
-        remote = Subject(between.url, runtime_name, pace)
+        remote = ClientFactory(between.url, runtime_name, ttl_scale)
         administrator = remote.connect()
         try:
             for _ in range(2):  # PostgreSQL's statements are prepared the second time
@@ -139,12 +141,12 @@ async def test_force_release_whose_reply_is_lost_is_not_repeated(
 
 @pytest.mark.records
 async def test_write_whose_reply_is_lost_is_not_repeated(
-    case: EngineCase, engines: Session, url: str, runtime_name: str, pace: TtlScale, subject: Subject
+    case: EngineCase, engines: Session, url: str, runtime_name: str, ttl_scale: TtlScale, factory: ClientFactory
 ) -> None:
     """The caller learns that the outcome is unknown, instead of being told that its own write stands in its way."""
-    records: Any = subject.engine().records  # type: ignore[attr-defined]
+    records: Any = factory.engine().records  # type: ignore[attr-defined]
     async with network(case, url, engines) as between:
-        remote = Subject(between.url, runtime_name, pace)
+        remote = ClientFactory(between.url, runtime_name, ttl_scale)
         writer: Any = remote.engine().records  # type: ignore[attr-defined]
         try:
             for _ in range(2):

@@ -13,21 +13,12 @@ from fencelock import EngineUnavailable, LeaseLost, LockTimeout, LossReason, Rel
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Waiting
+from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import (
-    SOON,
-    Subject,
-    background,
-    eventually,
-    is_free,
-    nobody,
-    renewed,
-    take,
-    told_once,
-    waiting,
-)
+from tests.contract.steps import assert_notified_once, background, is_free, renewed, take, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
+from tests.support.waiting import SOON, eventually
 
 
 async def test_grant_whose_answer_is_lost(locks: LocksView) -> None:
@@ -54,14 +45,14 @@ async def test_grant_whose_answer_is_lost_counts_from_the_first_request(locks: L
     await lease.release()
 
 
-async def test_try_acquire_whose_answer_is_lost(subject: Subject, locks: LocksView) -> None:
+async def test_try_acquire_whose_answer_is_lost(factory: ClientFactory, locks: LocksView) -> None:
     """A single try that gets no answer, and none to its repetition, raises and is undone."""
     faulty = Faulty.around(locks)
     faulty.lose("attempt", 2)
     with pytest.raises(EngineUnavailable) as caught:
         await locks.lock("x").try_acquire()
     assert caught.value.name == "x"
-    assert await is_free(subject.connect(), "x")
+    assert await is_free(factory.connect(), "x")
 
 
 async def test_request_that_never_arrives(locks: LocksView) -> None:
@@ -82,9 +73,9 @@ async def test_engine_down_at_first(locks: LocksView) -> None:
     assert faulty.calls == {"attempt": 1}
 
 
-async def test_engine_down_while_waiting(subject: Subject, locks: LocksView) -> None:
+async def test_engine_down_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
     """A waiter sits out an engine that is down for a moment, and keeps its place."""
-    other = subject.connect()
+    other = factory.connect()
     holder = await other.lock("x").acquire()
     faulty = Faulty.around(locks)
     async with background(locks.lock("x", ttl=3).acquire()) as (task,):
@@ -98,9 +89,9 @@ async def test_engine_down_while_waiting(subject: Subject, locks: LocksView) -> 
         await lease.release()
 
 
-async def test_engine_down_for_good_while_waiting(subject: Subject, locks: LocksView) -> None:
+async def test_engine_down_for_good_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
     """A waiter gives up with EngineUnavailable once its place in line cannot be there any more."""
-    async with subject.connect().lock("x"):
+    async with factory.connect().lock("x"):
         faulty = Faulty.around(locks)
         async with background(locks.lock("x", ttl=0.5).acquire()) as (task,):
             await waiting(locks, "x")
@@ -110,9 +101,9 @@ async def test_engine_down_for_good_while_waiting(subject: Subject, locks: Locks
                 await asyncio.wait_for(task, SOON)
 
 
-async def test_answer_to_a_wait_is_lost(subject: Subject, locks: LocksView) -> None:
+async def test_answer_to_a_wait_is_lost(factory: ClientFactory, locks: LocksView) -> None:
     """A hand-over whose answer is lost is found again under the same token."""
-    other = subject.connect()
+    other = factory.connect()
     holder = await other.lock("x").acquire()
     faulty = Faulty.around(locks)
     faulty.lose("wait", 1)
@@ -130,9 +121,9 @@ async def test_answer_to_a_wait_is_lost(subject: Subject, locks: LocksView) -> N
     await lease.release()
 
 
-async def test_release_whose_answer_is_lost(subject: Subject, locks: LocksView) -> None:
+async def test_release_whose_answer_is_lost(factory: ClientFactory, locks: LocksView) -> None:
     """A release that was done but not answered is repeated, and never frees a successor."""
-    other = subject.connect()
+    other = factory.connect()
     faulty = Faulty.around(locks)
     lease = await locks.lock("x").acquire()
     async with background(other.lock("x").acquire()) as (task,):
@@ -147,7 +138,7 @@ async def test_release_whose_answer_is_lost(subject: Subject, locks: LocksView) 
     assert await successor.release() is True
 
 
-async def test_release_that_never_arrives(subject: Subject, locks: LocksView) -> None:
+async def test_release_that_never_arrives(factory: ClientFactory, locks: LocksView) -> None:
     """A release that is not answered is retried, then reported; the lease runs out by itself and is not renewed."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.8).acquire()
@@ -157,10 +148,10 @@ async def test_release_that_never_arrives(subject: Subject, locks: LocksView) ->
     assert caught.value.name == "x"
     assert faulty.calls["release"] > 1
     assert await lease.release() is False
-    assert await take(subject.connect(), "x") > lease.token
+    assert await take(factory.connect(), "x") > lease.token
 
 
-async def test_release_that_is_refused(subject: Subject, locks: LocksView) -> None:
+async def test_release_that_is_refused(factory: ClientFactory, locks: LocksView) -> None:
     """A release that the engine refuses is reported at once, with the name."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.8).acquire()
@@ -169,7 +160,7 @@ async def test_release_that_is_refused(subject: Subject, locks: LocksView) -> No
         await lease.release()
     assert caught.value.name == "x"
     assert faulty.calls["release"] == 1
-    assert await take(subject.connect(), "x") > lease.token
+    assert await take(factory.connect(), "x") > lease.token
 
 
 async def test_release_error_does_not_mask_the_body(locks: LocksView) -> None:
@@ -183,7 +174,7 @@ async def test_release_error_does_not_mask_the_body(locks: LocksView) -> None:
 
 @pytest.mark.parametrize("fault", ["refuse", "drop"])
 async def test_leaving_a_block_only_logs_a_failed_release(
-    subject: Subject, locks: LocksView, fault: str, caplog: pytest.LogCaptureFixture
+    factory: ClientFactory, locks: LocksView, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The body's work is done: an error would look like a failed acquire. The client releases the lock later."""
     faulty = Faulty.around(locks)
@@ -192,10 +183,10 @@ async def test_leaving_a_block_only_logs_a_failed_release(
     (record,) = [each for each in caplog.records if "could not be released" in each.message]
     assert (record.levelname, record.name) == ("WARNING", "fencelock.lease")
     assert (record.lock, record.token) == ("x", lease.token)  # type: ignore[attr-defined]
-    await nobody(subject.connect(), "x")
+    await wait_until_unclaimed(factory.connect(), "x")
 
 
-async def test_release_that_fails_raises_release_failed(subject: Subject, locks: LocksView) -> None:
+async def test_release_that_fails_raises_release_failed(factory: ClientFactory, locks: LocksView) -> None:
     """An explicit release without a reply is an error of its own kind, and the client goes on with it."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=60).acquire()
@@ -203,10 +194,10 @@ async def test_release_that_fails_raises_release_failed(subject: Subject, locks:
     with pytest.raises(ReleaseFailed, match="'x' could not be released"):
         await lease.release()
     assert not await lease.release()
-    await nobody(subject.connect(), "x")
+    await wait_until_unclaimed(factory.connect(), "x")
 
 
-async def test_expired_lease_is_abandoned(subject: Subject, locks: LocksView) -> None:
+async def test_expired_lease_is_abandoned(factory: ClientFactory, locks: LocksView) -> None:
     """A renewal that the engine applied, and whose reply was lost, does not keep the next holder waiting."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=1.5).acquire()
@@ -218,11 +209,11 @@ async def test_expired_lease_is_abandoned(subject: Subject, locks: LocksView) ->
         return bool(faulty.answers["abandon"])
 
     await eventually(abandoned, "the claim is abandoned")
-    assert await is_free(subject.connect(), "x")
+    assert await is_free(factory.connect(), "x")
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
-async def test_grant_after_the_timeout_is_given_back(subject: Subject, locks: LocksView, timeout: float) -> None:
+async def test_grant_after_the_timeout_is_given_back(factory: ClientFactory, locks: LocksView, timeout: float) -> None:
     """A process that was stopped during acquire, and goes on after its timeout, does not hold the lock."""
     await take(locks, "x")
     faulty = Faulty.around(locks)
@@ -230,12 +221,12 @@ async def test_grant_after_the_timeout_is_given_back(subject: Subject, locks: Lo
     with pytest.raises(LockTimeout):
         await locks.lock("x", ttl=60).acquire(timeout)
     assert [type(answer) for answer in faulty.answers["attempt"]] == [Grant]
-    await nobody(subject.connect(), "x")
+    await wait_until_unclaimed(factory.connect(), "x")
 
 
-async def test_close_releases_all_but_the_bad_lock(subject: Subject) -> None:
+async def test_close_releases_all_but_the_bad_lock(factory: ClientFactory) -> None:
     """One lock that cannot be released does not keep the others from being released."""
-    locks = subject.connect()
+    locks = factory.connect()
     faulty = Faulty.around(locks)
     leases = [await locks.lock(name, ttl=60).acquire() for name in ("a", "bad", "c")]
     real = faulty.release
@@ -248,7 +239,7 @@ async def test_close_releases_all_but_the_bad_lock(subject: Subject) -> None:
     faulty.release = release  # type: ignore[method-assign]
     await locks.close()
     assert all(lease.reason is LossReason.CLOSED for lease in leases)
-    others = subject.connect()
+    others = factory.connect()
     assert await is_free(others, "a")
     assert await is_free(others, "c")
 
@@ -292,7 +283,7 @@ async def test_second_outage_is_logged_after_a_loss(locks: LocksView, caplog: py
     assert len(failed) == 2
 
 
-async def test_log_handler_that_fails_does_not_stop_the_renewer(subject: Subject) -> None:
+async def test_log_handler_that_fails_does_not_stop_the_renewer(factory: ClientFactory) -> None:
     """The loss of one lease cannot be logged: it is reported all the same, and the other lease is renewed."""
 
     class Broken(logging.Handler):
@@ -300,14 +291,14 @@ async def test_log_handler_that_fails_does_not_stop_the_renewer(subject: Subject
             raise OSError("the log server is down")
 
     told: list[str] = []
-    locks = subject.connect(on_lost=lambda lease, _: told.append(lease.name))
+    locks = factory.connect(on_lost=lambda lease, _: told.append(lease.name))
     handler = Broken()
     logging.getLogger("fencelock").addHandler(handler)
     try:
         short = await locks.lock("short", ttl=0.4, renew=False).acquire()
         kept = await locks.lock("kept", ttl=0.9).acquire()
         assert await short.lost.wait(SOON)
-        await told_once(told)
+        await assert_notified_once(told)
         await renewed(kept, 2)
         await kept.release()
     finally:
@@ -327,16 +318,16 @@ async def test_loss_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture
     assert (record.levelname, record.lock, record.reason) == ("WARNING", "x", "expired")  # type: ignore[attr-defined]
 
 
-async def test_answer_after_the_deadline(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
+async def test_answer_after_the_deadline(factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale) -> None:
     """A grant that is answered after its own deadline is no grant: it is undone, and another one made."""
     faulty = Faulty.around(locks)
-    faulty.slow("attempt", 1, pace(0.8))
+    faulty.slow("attempt", 1, ttl_scale(0.8))
     lease = await locks.lock("x", ttl=0.6).acquire()
     late, good = faulty.answers["attempt"]
     assert lease.token == good.token > late.token
     assert good.claim.id != late.claim.id
     assert lease.remaining > lease.ttl / 3
-    assert len((await subject.connect().inspect("x")).holders) == 1
+    assert len((await factory.connect().inspect("x")).holders) == 1
     await lease.release()
 
 
@@ -373,17 +364,17 @@ async def test_one_renewal_fails(locks: LocksView) -> None:
     await lease.release()
 
 
-async def test_renewal_fails_until_the_deadline(subject: Subject) -> None:
+async def test_renewal_fails_until_the_deadline(factory: ClientFactory) -> None:
     """When no renewal succeeds the lease is lost at its deadline: told once, before anybody else can have it."""
     told: list[tuple[int, LossReason]] = []
-    locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.token, reason)))
+    locks = factory.connect(on_lost=lambda lease, reason: told.append((lease.token, reason)))
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.9).acquire()
     faulty.refuse("renew", 1000)
-    successor = await subject.connect().lock("x").acquire(SOON)
+    successor = await factory.connect().lock("x").acquire(SOON)
     assert lease.lost.is_set()
     assert lease.reason is LossReason.EXPIRED
-    await told_once(told)
+    await assert_notified_once(told)
     assert told == [(lease.token, LossReason.EXPIRED)]
     assert faulty.calls["renew"] >= 2
     with pytest.raises(LeaseLost):
@@ -391,13 +382,13 @@ async def test_renewal_fails_until_the_deadline(subject: Subject) -> None:
     await successor.release()
 
 
-async def test_renewal_that_hangs(subject: Subject, pace: TtlScale) -> None:
+async def test_renewal_that_hangs(factory: ClientFactory, ttl_scale: TtlScale) -> None:
     """A renewal that hangs delays neither the news of the loss nor the renewal of another lease."""
     told: list[tuple[str, LossReason]] = []
-    locks = subject.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
+    locks = factory.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
     faulty = Faulty.around(locks)
     hung = await locks.lock("hung", ttl=0.8).acquire()
-    faulty.slow("renew", 1, pace(1.8))
+    faulty.slow("renew", 1, ttl_scale(1.8))
 
     async def hangs() -> bool:
         return faulty.calls["renew"] == 1
@@ -406,19 +397,19 @@ async def test_renewal_that_hangs(subject: Subject, pace: TtlScale) -> None:
     other = await locks.lock("other", ttl=0.8).acquire()
     await renewed(other)
     assert await hung.lost.wait(SOON)
-    await told_once(told)
+    await assert_notified_once(told)
     assert told == [("hung", LossReason.EXPIRED)]
     await renewed(other)
     await other.release()
 
 
-async def test_answer_to_a_renewal_after_the_deadline(locks: LocksView, pace: TtlScale) -> None:
+async def test_answer_to_a_renewal_after_the_deadline(locks: LocksView, ttl_scale: TtlScale) -> None:
     """A renewal that succeeds but is answered after the deadline does not bring the lease back."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.5).acquire()
-    faulty.slow("renew", 1, pace(0.6))
+    faulty.slow("renew", 1, ttl_scale(0.6))
     assert await lease.lost.wait(SOON)
-    await pace.sleep(0.5)
+    await ttl_scale.sleep(0.5)
     assert lease.reason is LossReason.EXPIRED
     assert lease.remaining == 0
 
@@ -475,9 +466,9 @@ async def test_renewal_raises_what_it_never_should(locks: LocksView, caplog: pyt
     await lease.release()
 
 
-async def test_timeout_while_the_engine_is_down(subject: Subject, locks: LocksView) -> None:
+async def test_timeout_while_the_engine_is_down(factory: ClientFactory, locks: LocksView) -> None:
     """A waiter whose time is over while the engine is down gives up in time."""
-    async with subject.connect().lock("x"):
+    async with factory.connect().lock("x"):
         faulty = Faulty.around(locks)
         faulty.refuse("wait", 1000)
         faulty.refuse("abandon", 1)
@@ -485,12 +476,12 @@ async def test_timeout_while_the_engine_is_down(subject: Subject, locks: LocksVi
         with pytest.raises((EngineUnavailable, LockTimeout)):
             await locks.lock("x", ttl=30).acquire(timeout=0.3)
         assert time.monotonic() - begun < SOON
-    await nobody(subject.connect(), "x")
+    await wait_until_unclaimed(factory.connect(), "x")
 
 
-async def test_attempt_twice(subject: Subject) -> None:
-    """On the engine itself: attempting twice gives one grant with one token, its ttl counted anew."""
-    engine = subject.engine()
+async def test_attempt_twice(factory: ClientFactory) -> None:
+    """Two attempts of one claim give one grant with one token, and the second restarts its ttl."""
+    engine = factory.engine()
     claim = Claim("x", 30)
     first = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
     again = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
@@ -503,9 +494,9 @@ async def test_attempt_twice(subject: Subject) -> None:
     assert await engine.release(first) is False
 
 
-async def test_wait_in_line_twice(subject: Subject) -> None:
-    """On the engine itself: attempting twice while it is busy takes one place in line."""
-    engine = subject.engine()
+async def test_repeated_attempt_keeps_one_queue_entry(factory: ClientFactory) -> None:
+    """Two attempts of one claim on a held lock give one queue entry."""
+    engine = factory.engine()
     holder, claim = Claim("x", 30), Claim("x", 30)
     assert isinstance(await engine.attempt(holder, enqueue=True, deadline=NO_DEADLINE), Grant)
     for _ in range(2):
@@ -516,9 +507,9 @@ async def test_wait_in_line_twice(subject: Subject) -> None:
     await engine.abandon(holder)
 
 
-async def test_abandon(subject: Subject) -> None:
+async def test_abandon(factory: ClientFactory) -> None:
     """On the engine itself: abandon gives back whichever it was, is idempotent, and frees nobody else's."""
-    engine = subject.engine()
+    engine = factory.engine()
     holder, waiter = Claim("x", 30), Claim("x", 30)
     await engine.abandon(holder)
     held = Claim("x", 30)
@@ -534,10 +525,10 @@ async def test_abandon(subject: Subject) -> None:
     assert len((await engine.inspect("x")).holders) == 1
 
 
-async def test_release_that_a_close_overtakes(subject: Subject) -> None:
+async def test_release_that_a_close_overtakes(factory: ClientFactory) -> None:
     """Who gives a lease back while the client is being closed is not told of a loss: it was the close that let go first."""
     told: list[LossReason] = []
-    locks = subject.connect(on_lost=lambda lease, reason: told.append(reason))
+    locks = factory.connect(on_lost=lambda lease, reason: told.append(reason))
     lease = await locks.lock("x", ttl=30).acquire()
     faulty = Faulty.around(locks)
     faulty.late("release", 1, 0.3)
@@ -559,9 +550,9 @@ async def test_release_that_a_close_overtakes(subject: Subject) -> None:
     assert not told
 
 
-async def test_release_of_somebody_else(subject: Subject) -> None:
+async def test_release_of_somebody_else(factory: ClientFactory) -> None:
     """On the engine itself: a release or a renewal under another id does nothing."""
-    engine = subject.engine()
+    engine = factory.engine()
     grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     stranger = Grant(Claim("x", 30), grant.token, grant.since, grant.engine_state)

@@ -21,21 +21,20 @@ from fencelock import (
     ReleaseFailed,
     WouldDeadlock,
 )
+from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import (
-    SOON,
-    Subject,
+from tests.contract.steps import (
+    assert_notified_once,
     background,
     cancel_at_every_step,
-    eventually,
     is_free,
-    nobody,
     renewed,
-    told_once,
+    wait_until_unclaimed,
     waiting,
 )
 from tests.contract.ttl_scale import TtlScale
+from tests.support.waiting import SOON, eventually
 
 ORDER = ["Z", "a", "a b", "z", "é", "日本", "\uffef", "🔒"]
 """By UTF-8 bytes; by UTF-16 units, as in Java and JavaScript, the last two would change places."""
@@ -79,14 +78,14 @@ async def test_32_names(locks: LocksView) -> None:
     assert [name async for name in locks.names()] == []
 
 
-async def test_group_excludes_others(subject: Subject, locks: LocksView) -> None:
+async def test_group_excludes_others(factory: ClientFactory, locks: LocksView) -> None:
     """While the group is held, nobody gets any of its names, alone or in another group; a free group is had at once."""
-    other = subject.connect()
+    other = factory.connect()
     async with locks.multi("a", "b", "c") as group:
         for name in ("a", "b", "c"):
             assert not await is_free(other, name)
         assert await other.multi("c", "d").try_acquire() is None
-        await nobody(other, "d")
+        await wait_until_unclaimed(other, "d")
         async with other.multi("d", "e"):
             pass
         assert group.remaining <= min(lease.remaining for lease in group.leases.values()) + 0.1
@@ -101,9 +100,9 @@ async def test_group_excludes_others(subject: Subject, locks: LocksView) -> None
 
 
 @pytest.mark.shared
-async def test_read_and_write(subject: Subject, locks: LocksView) -> None:
+async def test_read_and_write(factory: ClientFactory, locks: LocksView) -> None:
     """Groups share the names that they only read; a name to read and to write is written."""
-    other = subject.connect()
+    other = factory.connect()
     async with locks.multi(write=["a"], read=["b", "a"]) as group:
         assert {name: lease.mode for name, lease in group.leases.items()} == {"a": Mode.EXCLUSIVE, "b": Mode.SHARED}
         async with other.multi("c", read=["b"], timeout=SOON) as second:
@@ -111,7 +110,7 @@ async def test_read_and_write(subject: Subject, locks: LocksView) -> None:
             assert len((await locks.inspect("b")).holders) == 2
         assert await other.multi("c", "b").try_acquire() is None
         assert await other.multi("c", read=["a"]).try_acquire() is None
-        await nobody(locks, "c")
+        await wait_until_unclaimed(locks, "c")
 
 
 async def test_group_is_renewed(locks: LocksView) -> None:
@@ -125,9 +124,9 @@ async def test_group_is_renewed(locks: LocksView) -> None:
 # ---------------------------------------------------------------------------- all or nothing
 
 
-async def test_timeout_names_the_missing_lock_and_leaves_nothing(subject: Subject, locks: LocksView) -> None:
+async def test_timeout_names_the_missing_lock_and_leaves_nothing(factory: ClientFactory, locks: LocksView) -> None:
     """LockTimeout carries the name that was not free and its holder; one deadline counts for all names."""
-    other = subject.connect(owner="nightly")
+    other = factory.connect(owner="nightly")
     early, late = await other.lock("a").acquire(), await other.lock("b").acquire()
 
     async def release_early() -> None:
@@ -152,9 +151,9 @@ async def test_timeout_names_the_missing_lock_and_leaves_nothing(subject: Subjec
         pass
 
 
-async def test_try_acquire_leaves_nothing(subject: Subject, locks: LocksView) -> None:
+async def test_try_acquire_leaves_nothing(factory: ClientFactory, locks: LocksView) -> None:
     """If one name is not free, the others are given back and nobody is left in a queue."""
-    other = subject.connect()
+    other = factory.connect()
     async with other.lock("b"):
         assert await locks.multi("a", "b", "c").try_acquire() is None
         for name in ("a", "c"):
@@ -163,18 +162,18 @@ async def test_try_acquire_leaves_nothing(subject: Subject, locks: LocksView) ->
 
 
 @pytest.mark.client_side
-async def test_body_does_not_run_after_a_timeout(subject: Subject, locks: LocksView) -> None:
+async def test_body_does_not_run_after_a_timeout(factory: ClientFactory, locks: LocksView) -> None:
     """The body of a block whose acquire timed out never runs."""
-    async with subject.connect().lock("b"):
+    async with factory.connect().lock("b"):
         with pytest.raises(LockTimeout):
             async with locks.multi("a", "b", timeout=0.05):
                 pytest.fail("the body ran without the locks")
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-async def test_error_leaves_nothing(subject: Subject, locks: LocksView, failing: int) -> None:
+async def test_error_leaves_nothing(factory: ClientFactory, locks: LocksView, failing: int) -> None:
     """An engine that fails at any of the names has the others back when the error comes out."""
-    faulty, other = Faulty.around(locks), subject.connect()
+    faulty, other = Faulty.around(locks), factory.connect()
     faulty.allow("attempt", failing)
     faulty.refuse("attempt")
     with pytest.raises(EngineUnavailable) as caught:
@@ -186,9 +185,9 @@ async def test_error_leaves_nothing(subject: Subject, locks: LocksView, failing:
 
 
 @pytest.mark.client_side
-async def test_timeout_during_an_outage_does_not_wait_for_releases(subject: Subject, locks: LocksView) -> None:
+async def test_timeout_during_an_outage_does_not_wait_for_releases(factory: ClientFactory, locks: LocksView) -> None:
     """A caller whose group failed gets its answer soon, also if no release is answered; the renewer goes on with them."""
-    faulty, other = Faulty.around(locks), subject.connect()
+    faulty, other = Faulty.around(locks), factory.connect()
     async with other.lock("z"):
         names = [f"n{number}" for number in range(12)]
         faulty.drop("release", 1000)
@@ -199,18 +198,18 @@ async def test_timeout_during_an_outage_does_not_wait_for_releases(subject: Subj
         assert time.monotonic() - begun < 5
         faulty.heal()
         for name in names:
-            await nobody(other, name)
+            await wait_until_unclaimed(other, name)
 
 
 @pytest.mark.client_side
-async def test_lease_lost_while_the_group_is_acquired(subject: Subject) -> None:
+async def test_lease_lost_while_the_group_is_acquired(factory: ClientFactory) -> None:
     """A lease that ends while the next name is awaited is acquired again, and nobody hears of that loss."""
     told: list[Any] = []
-    locks = subject.connect(on_lost=lambda group, reason: told.append((group, reason)))
-    holder = await subject.connect().lock("b").acquire()
+    locks = factory.connect(on_lost=lambda group, reason: told.append((group, reason)))
+    holder = await factory.connect().lock("b").acquire()
     async with background(locks.multi("a", "b", ttl=0.9, renew=False).acquire(SOON)) as (task,):
         await waiting(locks, "b")
-        await nobody(locks, "a")  # its ttl is over
+        await wait_until_unclaimed(locks, "a")  # its ttl is over
         await holder.release()
         group = await task
         group.check()
@@ -219,9 +218,9 @@ async def test_lease_lost_while_the_group_is_acquired(subject: Subject) -> None:
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_at_every_step_of_a_free_group(subject: Subject, locks: LocksView) -> None:
+async def test_cancelled_at_every_step_of_a_free_group(factory: ClientFactory, locks: LocksView) -> None:
     """Wherever the acquire of a group is cancelled, nothing is left behind and the next one succeeds at once."""
-    other = subject.connect()
+    other = factory.connect()
 
     async def after() -> None:
         group = await other.multi("a", "b").try_acquire()
@@ -235,9 +234,9 @@ async def test_cancelled_at_every_step_of_a_free_group(subject: Subject, locks: 
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_at_every_step_of_a_failing_group(subject: Subject, locks: LocksView) -> None:
+async def test_cancelled_at_every_step_of_a_failing_group(factory: ClientFactory, locks: LocksView) -> None:
     """Wherever it is cancelled while it gives back what it had, for a name that was not free, nothing is left behind."""
-    other = subject.connect()
+    other = factory.connect()
     async with other.lock("c"):
 
         async def after() -> None:
@@ -252,9 +251,9 @@ async def test_cancelled_at_every_step_of_a_failing_group(subject: Subject, lock
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_while_waiting_for_a_name(subject: Subject, locks: LocksView) -> None:
+async def test_cancelled_while_waiting_for_a_name(factory: ClientFactory, locks: LocksView) -> None:
     """A group that is cancelled half-way, while it waits, gives up its place and what it holds, before the caller goes on."""
-    other = subject.connect()
+    other = factory.connect()
     async with other.lock("b"):
         for twice in (False, True):
             task = asyncio.ensure_future(locks.multi("a", "b", "c").acquire())
@@ -265,7 +264,7 @@ async def test_cancelled_while_waiting_for_a_name(subject: Subject, locks: Locks
                 task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await nobody(other, "a", within=1)
+            await wait_until_unclaimed(other, "a", timeout=1)
             assert (await other.inspect("b")).waiters == ()
 
 
@@ -274,53 +273,53 @@ async def test_cancelled_while_waiting_for_a_name(subject: Subject, locks: Locks
 
 @pytest.mark.client_side
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
-async def test_loss_of_one_is_the_loss_of_the_group(subject: Subject, lost: str) -> None:
+async def test_loss_of_one_is_the_loss_of_the_group(factory: ClientFactory, lost: str) -> None:
     """`lost` and `check` tell of it, on_lost is called once with the group, and the block raises LeaseLost."""
     told: list[Any] = []
-    locks = subject.connect(on_lost=lambda group, reason: told.append((group, reason)))
+    locks = factory.connect(on_lost=lambda group, reason: told.append((group, reason)))
     with pytest.raises(LeaseLost) as caught:
         async with locks.multi("a", "b", "c", ttl=0.9) as group:
-            await subject.connect().force_release(lost, reason="test")
+            await factory.connect().force_release(lost, reason="test")
             assert await group.lost.wait(SOON)
     assert caught.value.name == lost
     assert caught.value.reason is LossReason.GONE is group.reason
     assert group.remaining == 0
     with pytest.raises(LeaseLost):
         group.check()
-    await told_once(told)
+    await assert_notified_once(told)
     (reported, reason), raw = told[0], getattr(group, "raw", group)
     assert reported is raw
     assert reason is LossReason.GONE
     for name in ("a", "b", "c"):
-        await nobody(locks, name)
+        await wait_until_unclaimed(locks, name)
 
 
 @pytest.mark.client_side
-async def test_loss_of_all_is_reported_once(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+async def test_loss_of_all_is_reported_once(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
     """Three leases that expire together are one loss: one call of on_lost, one line in the log."""
     told: list[Any] = []
-    locks = subject.connect(on_lost=lambda group, reason: told.append(reason))
+    locks = factory.connect(on_lost=lambda group, reason: told.append(reason))
     group = await locks.multi("a", "b", "c", ttl=0.3, renew=False).acquire()
     assert await group.lost.wait(SOON)
     for lease in group.leases.values():
         assert await lease.lost.wait(SOON)
-    await told_once(told)
+    await assert_notified_once(told)
     assert told == [LossReason.EXPIRED]
     assert len([entry for entry in caplog.records if "is lost" in entry.getMessage()]) == 1
     assert await group.release() is False
 
 
-async def test_loss_that_a_release_finds(subject: Subject) -> None:
+async def test_loss_that_a_release_finds(factory: ClientFactory) -> None:
     """A name that was taken away before any renewal could tell is noticed on leaving; the others are released."""
     told: list[Any] = []
-    locks = subject.connect(on_lost=lambda group, reason: told.append(reason))
+    locks = factory.connect(on_lost=lambda group, reason: told.append(reason))
     with pytest.raises(LeaseLost) as caught:
         async with locks.multi("a", "b"):
             await locks.force_release("a", reason="test")
     assert caught.value.name == "a"
-    await told_once(told)
+    await assert_notified_once(told)
     assert told == [LossReason.GONE]
-    await nobody(locks, "b")
+    await wait_until_unclaimed(locks, "b")
 
 
 @pytest.mark.client_side
@@ -345,9 +344,9 @@ async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_release_attempts_every_lock(subject: Subject, locks: LocksView) -> None:
+async def test_release_attempts_every_lock(factory: ClientFactory, locks: LocksView) -> None:
     """If one release fails, the others are released all the same; the renewer goes on with the one that failed."""
-    faulty, other = Faulty.around(locks), subject.connect()
+    faulty, other = Faulty.around(locks), factory.connect()
     group = await locks.multi("a", "b", "c").acquire()
     faulty.refuse("release")
     with pytest.raises(ReleaseFailed) as caught:
@@ -355,11 +354,11 @@ async def test_release_attempts_every_lock(subject: Subject, locks: LocksView) -
     assert caught.value.name == "c"
     assert faulty.calls["release"] == 3
     for name in ("a", "b", "c"):
-        await nobody(other, name)
+        await wait_until_unclaimed(other, name)
     async with locks.multi("a", "b", "c", timeout=SOON):
         faulty.refuse("release", 3)  # leaving a block never raises because of a failed release
     for name in ("a", "b", "c"):
-        await nobody(other, name)
+        await wait_until_unclaimed(other, name)
 
 
 @pytest.mark.client_side
@@ -367,19 +366,19 @@ async def test_lease_of_a_group_released_alone(locks: LocksView) -> None:
     """One lease of a group may be released early: its name is free, `check` says so, and the rest is released at the end."""
     async with locks.multi("a", "b") as group:
         assert await group["a"].release() is True
-        await nobody(locks, "a")
+        await wait_until_unclaimed(locks, "a")
         assert not group.lost.is_set()
         with pytest.raises(LeaseLost, match="released"):
             group.check()
         assert not await is_free(locks, "b")
-    await nobody(locks, "b")
+    await wait_until_unclaimed(locks, "b")
 
 
 @pytest.mark.client_side
-async def test_close_ends_a_group(subject: Subject) -> None:
+async def test_close_ends_a_group(factory: ClientFactory) -> None:
     """Closing the client ends the group as it ends a lease: who waits for the loss is woken, and on_lost is not called."""
     told: list[Any] = []
-    locks = subject.connect(on_lost=lambda group, reason: told.append(reason))
+    locks = factory.connect(on_lost=lambda group, reason: told.append(reason))
     group = await locks.multi("a", "b").acquire()
     async with background(group.lost.wait(SOON)) as (task,):
         await asyncio.sleep(0.05)
@@ -388,9 +387,9 @@ async def test_close_ends_a_group(subject: Subject) -> None:
         assert await task is True
         assert time.monotonic() - begun < SOON / 2
     assert group.reason is LossReason.CLOSED
-    other = subject.connect()
+    other = factory.connect()
     for name in ("a", "b"):
-        await nobody(other, name)
+        await wait_until_unclaimed(other, name)
     with pytest.raises(ClientClosed):
         await locks.multi("a", "b").acquire()
     assert told == []
@@ -415,9 +414,9 @@ async def test_all_names_are_checked_before_anything_is_acquired(locks: LocksVie
             await locks.lock("z", timeout=60).acquire()
 
 
-async def test_opposite_orders_do_not_deadlock(subject: Subject, pace: TtlScale) -> None:
+async def test_opposite_orders_do_not_deadlock(factory: ClientFactory, ttl_scale: TtlScale) -> None:
     """Contenders that name the same locks in opposite orders all get through."""
-    clients = [subject.connect(), subject.connect()]
+    clients = [factory.connect(), factory.connect()]
     inside: list[str] = []
 
     async def work(number: int) -> None:
@@ -435,13 +434,13 @@ async def test_opposite_orders_do_not_deadlock(subject: Subject, pace: TtlScale)
     async with asyncio.timeout(60):
         await asyncio.gather(*(work(number) for number in range(6)))
     for name in ("a", "b", "c"):
-        await nobody(clients[0], name)
+        await wait_until_unclaimed(clients[0], name)
 
 
 @pytest.mark.client_side
-async def test_shared_multi_lock_object(subject: Subject) -> None:
+async def test_shared_multi_lock_object(factory: ClientFactory) -> None:
     """One multi-lock used as a block by many threads or tasks at once gives each its own group."""
-    multi = subject.connect().multi("a", "b", timeout=60)
+    multi = factory.connect().multi("a", "b", timeout=60)
     tokens: list[int] = []
 
     async def work() -> None:

@@ -9,17 +9,19 @@ import time
 import pytest
 
 from tests.contract.engines import EngineCase
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, Subject, background, eventually, is_free, nobody, take, waiting
+from tests.contract.steps import background, is_free, take, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
 from tests.contract.worker import WorkerFailed
+from tests.support.waiting import SOON, eventually
 
 pytestmark = pytest.mark.processes
 
 
-async def test_excluded(subject: Subject, locks: LocksView) -> None:
+async def test_processes_exclude_each_other(factory: ClientFactory, locks: LocksView) -> None:
     """Processes exclude each other, and tokens rise across them."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     token = await worker.acquire("x")
     assert not await is_free(locks, "x")
     assert await worker.do("result = await lease.release()") is True
@@ -29,11 +31,11 @@ async def test_excluded(subject: Subject, locks: LocksView) -> None:
     assert await worker.acquire("x") > lease.token
 
 
-async def test_killed_holder(subject: Subject, case: EngineCase, locks: LocksView, pace: TtlScale) -> None:
+async def test_killed_holder(factory: ClientFactory, case: EngineCase, locks: LocksView, ttl_scale: TtlScale) -> None:
     """A holder that is killed is replaced once its ttl is over, and not before unless its connection was all it had."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     token = await worker.acquire("x", ttl=1)
-    await pace.sleep(0.5)  # renewed meanwhile
+    await ttl_scale.sleep(0.5)  # renewed meanwhile
     asked = time.monotonic()
     remaining = await worker.do("result = lease.remaining")
     await worker.kill()
@@ -43,9 +45,9 @@ async def test_killed_holder(subject: Subject, case: EngineCase, locks: LocksVie
         assert lease.token > token
 
 
-async def test_stopped_holder(subject: Subject, locks: LocksView) -> None:
+async def test_stopped_holder(factory: ClientFactory, locks: LocksView) -> None:
     """A holder that is stopped past its ttl knows, at its next look, that it lost the lease to a higher token."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     token = await worker.acquire("x", ttl=0.5)
     worker.stop()
     async with locks.lock("x", timeout=SOON) as lease:
@@ -67,9 +69,9 @@ result = [*before, outcome, str(lease.reason), await lease.release()]
         assert not await is_free(locks, "x")
 
 
-async def test_stopped_in_its_block(subject: Subject, locks: LocksView) -> None:
+async def test_stopped_in_its_block(factory: ClientFactory, locks: LocksView) -> None:
     """A holder that was stopped inside its block comes out of it with LeaseLost."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     async with background(
         worker.do(
             """
@@ -90,12 +92,12 @@ async with locks.lock('x', ttl=0.4) as lease:
     assert await is_free(locks, "x")
 
 
-async def test_interpreter_lock_held_past_the_deadline(subject: Subject, locks: LocksView) -> None:
+async def test_interpreter_lock_held_past_the_deadline(factory: ClientFactory, locks: LocksView) -> None:
     """A holder whose threads could not run, as one of them kept the interpreter's lock, knows by its own clock."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     token = await worker.acquire("x", ttl=0.4)
     seen = await worker.do(
-        "import ctypes; ctypes.PyDLL(None).usleep(int(pace(700_000)))\n"
+        "import ctypes; ctypes.PyDLL(None).usleep(int(ttl_scale(700_000)))\n"
         "result = [lease.lost.is_set(), lease.reason, lease.remaining]"
     )
     assert seen == [True, "expired", 0]
@@ -106,9 +108,9 @@ async def _held(locks: LocksView, name: str) -> bool:
     return bool((await locks.inspect(name)).holders)
 
 
-async def test_killed_waiter(subject: Subject, locks: LocksView) -> None:
+async def test_killed_waiter(factory: ClientFactory, locks: LocksView) -> None:
     """When a waiter is killed the others still get the lock."""
-    victim, other = await subject.worker(), await subject.worker()
+    victim, other = await factory.worker(), await factory.worker()
     lease = await locks.lock("x").acquire()
     async with background(victim.acquire("x", ttl=0.5)):
         await waiting(locks, "x", 1)
@@ -119,9 +121,9 @@ async def test_killed_waiter(subject: Subject, locks: LocksView) -> None:
             assert await asyncio.wait_for(task, SOON) > lease.token
 
 
-async def test_killed_holder_and_killed_waiter(subject: Subject, locks: LocksView) -> None:
+async def test_killed_holder_and_killed_waiter(factory: ClientFactory, locks: LocksView) -> None:
     """Those who wait behind a dead holder and a dead waiter get on when these run out, however long their own ttl is."""
-    holder, first, second = await subject.worker(), await subject.worker(), await subject.worker()
+    holder, first, second = await factory.worker(), await factory.worker(), await factory.worker()
     await holder.acquire("x", ttl=0.5)
     async with background(first.acquire("x", ttl=0.5)):
         await waiting(locks, "x", 1)
@@ -132,9 +134,9 @@ async def test_killed_holder_and_killed_waiter(subject: Subject, locks: LocksVie
             await asyncio.wait_for(task, SOON)
 
 
-async def test_stopped_waiter(subject: Subject, locks: LocksView) -> None:
+async def test_stopped_waiter(factory: ClientFactory, locks: LocksView) -> None:
     """A waiter that is stopped, handed the lock, and resumed after its ttl does not believe to hold it."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     lease = await locks.lock("x").acquire()
     acquire = "lease = await locks.lock('x', ttl=0.5).acquire(); result = lease.token, lease.remaining"
     async with background(worker.do(acquire)) as (task,):
@@ -151,9 +153,9 @@ async def test_stopped_waiter(subject: Subject, locks: LocksView) -> None:
     assert remaining > 0
 
 
-async def test_waiter_stopped_for_a_while(subject: Subject, locks: LocksView) -> None:
+async def test_waiter_stopped_for_a_while(factory: ClientFactory, locks: LocksView) -> None:
     """A waiter that is handed the lock while stopped for less than its ttl gets a lease that it can trust."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     lease = await locks.lock("x").acquire()
     async with background(worker.acquire("x", ttl=3)) as (task,):
         await waiting(locks, "x")
@@ -167,9 +169,9 @@ async def test_waiter_stopped_for_a_while(subject: Subject, locks: LocksView) ->
 
 
 @pytest.mark.fair
-async def test_first_come_first_served(subject: Subject, locks: LocksView) -> None:
+async def test_first_come_first_served(factory: ClientFactory, locks: LocksView) -> None:
     """Waiters in several processes, and several in one, are served in the order in which they came."""
-    workers = [await subject.worker() for _ in range(3)]
+    workers = [await factory.worker() for _ in range(3)]
     served: list[int] = []
     lease = await locks.lock("x").acquire()
 
@@ -196,9 +198,9 @@ async def test_first_come_first_served(subject: Subject, locks: LocksView) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_signal_while_holding(subject: Subject, locks: LocksView, number: int) -> None:
+async def test_signal_while_holding(factory: ClientFactory, locks: LocksView, number: int) -> None:
     """Ctrl-C in a block releases; a plain SIGTERM leaves the lease to run out. Neither hangs."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     async with background(
         worker.do(
             """
@@ -217,9 +219,9 @@ async with locks.lock('x', ttl=1) as lease:
     assert await take(locks, "x") > 0
 
 
-async def test_interrupt_while_waiting(subject: Subject, locks: LocksView) -> None:
+async def test_interrupt_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
     """Ctrl-C while waiting gives up the place in line."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     async with locks.lock("x") as lease:
         async with background(worker.acquire("x", ttl=30)) as (task,):
             await waiting(locks, "x")
@@ -231,9 +233,9 @@ async def test_interrupt_while_waiting(subject: Subject, locks: LocksView) -> No
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_interrupts_at_any_moment(subject: Subject, locks: LocksView) -> None:
+async def test_interrupts_at_any_moment(factory: ClientFactory, locks: LocksView) -> None:
     """A process that is interrupted hundreds of times, wherever it is, goes on, and leaves nothing that lasts."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     await worker.do(
         """
 import signal, time
@@ -246,7 +248,7 @@ def interrupt(*_):
         raise KeyboardInterrupt
 
 signal.signal(signal.SIGINT, interrupt)
-with locks.raw.lock('x', ttl=pace(0.25)):
+with locks.raw.lock('x', ttl=ttl_scale(0.25)):
     pass  # connected: where that takes longer than the time between two interrupts, nobody would ever be
 """
     )
@@ -255,13 +257,13 @@ with locks.raw.lock('x', ttl=pace(0.25)):
             """
 begun = time.monotonic()
 def enough():
-    limit = pace(3) if min(interrupts, grants) > 50 else 90  # a busy machine needs longer
+    limit = ttl_scale(3) if min(interrupts, grants) > 50 else 90  # a busy machine needs longer
     return time.monotonic() - begun > limit or (interrupts >= 200 and grants >= 100)
 while not enough():
     try:
         while not enough():
             armed = interrupts <= 2 * grants + 10  # where a grant takes longer than the time between two interrupts
-            with locks.raw.lock(names[grants % 2], ttl=pace(0.25), timeout=5):
+            with locks.raw.lock(names[grants % 2], ttl=ttl_scale(0.25), timeout=5):
                 grants += 1
     except KeyboardInterrupt:
         interrupts += 1
@@ -280,8 +282,8 @@ result = [interrupts, grants]
         interrupts, grants = await asyncio.wait_for(task, SOON)
     assert interrupts > 50
     assert grants > 50
-    await nobody(locks, "x")
-    await nobody(locks, "y")
+    await wait_until_unclaimed(locks, "x")
+    await wait_until_unclaimed(locks, "y")
     in_a_thread = (
         "import threading; thread = threading.Thread(target=use); thread.start(); thread.join(); result = done"
     )
@@ -289,9 +291,9 @@ result = [interrupts, grants]
     assert await worker.do(in_a_thread), "an interrupted thread kept a mutex"
 
 
-async def test_signal_handler_that_looks(subject: Subject) -> None:
+async def test_signal_handler_that_looks(factory: ClientFactory) -> None:
     """A signal handler may look at a lease, whatever it interrupts."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     async with background(
         worker.do(
             """
@@ -324,15 +326,16 @@ result = len(seen)
 
 
 @pytest.mark.parametrize("how", ["holding", "waiting in a thread", "closed"])
-async def test_end_of_the_interpreter(subject: Subject, locks: LocksView, how: str) -> None:
+async def test_end_of_the_interpreter(factory: ClientFactory, locks: LocksView, how: str) -> None:
     """A program that ends without a release neither hangs nor keeps the name for longer than its ttl."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     if how == "waiting in a thread":
         holder = await locks.lock("x").acquire()
         waits = (
             "task = asyncio.create_task(locks.lock('x', ttl=1).acquire()); await asyncio.sleep(0.3)"
-            if subject.runtime_name == "aio"
-            else "import threading; threading.Thread(target=locks.raw.lock('x', ttl=pace(1)).acquire, daemon=True).start()"
+            if factory.runtime_name == "aio"
+            else "import threading\n"
+            "threading.Thread(target=locks.raw.lock('x', ttl=ttl_scale(1)).acquire, daemon=True).start()"
         )
         await worker.do(waits)
         await waiting(locks, "x")
@@ -348,9 +351,9 @@ async def test_end_of_the_interpreter(subject: Subject, locks: LocksView, how: s
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_end_of_the_interpreter_releases(subject: Subject, locks: LocksView) -> None:
+async def test_end_of_the_interpreter_releases(factory: ClientFactory, locks: LocksView) -> None:
     """A blocking program that ends in order releases what it holds."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     await worker.acquire("x", ttl=600)
     assert await worker.finish_input() == 0
     assert await is_free(locks, "x")
@@ -400,9 +403,9 @@ assert process.exitcode == 0, process.exitcode
 """
 
 
-async def test_fork_while_holding(subject: Subject, locks: LocksView) -> None:
+async def test_fork_while_holding(factory: ClientFactory, locks: LocksView) -> None:
     """The child's copy of a lease is lost; the parent's goes on, renewed; the child may use the client for others."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     token = await worker.acquire("x", ttl=6)  # each fork stops the worker, on a busy machine for seconds
     assert await worker.do(FORKED_LEASE) == [True, "forked", 0]
     assert await worker.do(FORKED_RELEASE) is False
@@ -446,9 +449,9 @@ await asyncio.gather(*waits, return_exceptions=True)
 
 
 @pytest.mark.runtime_name("aio")
-async def test_forked_child_does_not_wake_the_loop_of_its_parent(subject: Subject) -> None:
+async def test_forked_child_does_not_wake_the_loop_of_its_parent(factory: ClientFactory) -> None:
     """The child's copy of a lease is lost without a byte in the pipe that the parent's event loop reads."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     await worker.acquire("x", ttl=6)
     assert await worker.do(FORKED_EVENTS) == [True, False]
 
@@ -463,9 +466,9 @@ result = forked(child)
 """
 
 
-async def test_fork_after_max_hold(subject: Subject, locks: LocksView) -> None:
+async def test_fork_after_max_hold(factory: ClientFactory, locks: LocksView) -> None:
     """What the parent lost at max_hold, and has yet to give back, is not for the child to release, nor by its close."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     await worker.acquire("x", ttl=60, max_hold=0.2)
     assert await worker.do(FORKED_LEFTOVER) == [False, "max_hold"]
     assert not await is_free(locks, "x")
@@ -474,12 +477,12 @@ async def test_fork_after_max_hold(subject: Subject, locks: LocksView) -> None:
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_fork_in_a_block(subject: Subject, locks: LocksView) -> None:
+async def test_fork_in_a_block(factory: ClientFactory, locks: LocksView) -> None:
     """A child that leaves its parent's block gets LeaseLost there, and the parent still holds the lock."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     outcome = await worker.do(
         """
-lock = locks.raw.lock('x', ttl=pace(1))
+lock = locks.raw.lock('x', ttl=ttl_scale(1))
 lease = lock.__enter__()
 def child():
     try:
@@ -496,25 +499,37 @@ lock.__exit__(None, None, None)
     assert await is_free(locks, "x")
 
 
-@pytest.mark.runtime_name("blocking")
-async def test_fork_while_waiting(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
-    """A fork while another thread waits leaves that wait alone, and the child owns nothing of it."""
-    worker = await subject.worker()
+async def test_fork_while_waiting(factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale) -> None:
+    """A fork does not disturb a task or another thread that waits, and the child owns nothing of it."""
+    worker = await factory.worker()
     holder = await locks.lock("x").acquire()
     await worker.do(
         """
 import threading
-got = []
-thread = threading.Thread(target=lambda: got.append(locks.raw.lock('x', ttl=pace(0.9)).acquire()))
-thread.start()
+if 'aio' in sys.argv:
+    task = asyncio.ensure_future(locks.lock('x', ttl=6).acquire())  # each fork stops the event loop for a while
+else:
+    got = []
+    thread = threading.Thread(target=lambda: got.append(locks.raw.lock('x', ttl=ttl_scale(0.9)).acquire()))
+    thread.start()
 """
     )
     await waiting(locks, "x")
     assert await worker.do(FORKED_ACQUIRE) == [True, True, True, True]
     assert len((await locks.inspect("x")).waiters) == 1
-    await pace.sleep(1.2)
+    if factory.runtime_name == "blocking":
+        await ttl_scale.sleep(1.2)  # longer than its ttl: the waiting thread still repeats its attempts
     await holder.release()
-    assert await worker.do("thread.join(15); got[0].check(); result = got[0].release()") is True
+    outcome = """
+if 'aio' in sys.argv:
+    lease = await task
+else:
+    thread.join(15)
+    (lease,) = got
+lease.check()
+result = await lease.release() if 'aio' in sys.argv else lease.release()
+"""
+    assert await worker.do(outcome) is True
 
 
 FORKED_BY_A_SIGNAL = """
@@ -522,7 +537,7 @@ import signal
 ear, mouth = os.pipe()
 parent = os.getpid()
 signal.signal(signal.SIGALRM, lambda *_: os.fork())
-signal.setitimer(signal.ITIMER_REAL, pace(0.3))
+signal.setitimer(signal.ITIMER_REAL, ttl_scale(0.3))
 try:
     got = locks.raw.lock('x').acquire()
     got.check()
@@ -542,13 +557,15 @@ result = [outcome, child, released]
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_fork_by_a_signal_handler_while_waiting(subject: Subject, locks: LocksView, pace: TtlScale) -> None:
+async def test_fork_by_a_signal_handler_while_waiting(
+    factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale
+) -> None:
     """Where the very thread that waits is forked, the parent gets the lock, and the child is told that it is not its own."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     holder = await locks.lock("x").acquire()
     async with background(worker.do(FORKED_BY_A_SIGNAL)) as (waiter,):
         await waiting(locks, "x")
-        await pace.sleep(1)
+        await ttl_scale.sleep(1)
         await holder.release()
         outcome, child, released = await waiter
     assert int(outcome) > holder.token
@@ -558,17 +575,17 @@ async def test_fork_by_a_signal_handler_while_waiting(subject: Subject, locks: L
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_forks_under_load(subject: Subject) -> None:
+async def test_forks_under_load(factory: ClientFactory) -> None:
     """Forks in several threads at once, while others use the client, disturb nobody."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     children, pairs = await worker.do(
         """
 import threading, time
 begun, children, pairs, failed = time.monotonic(), [], [], []
 def enough():
-    limit = pace(1) if min(len(children), len(pairs)) > 5 else 60  # a busy machine needs longer
+    limit = ttl_scale(1) if min(len(children), len(pairs)) > 5 else 60  # a busy machine needs longer
     return time.monotonic() - begun > limit
-kept = locks.raw.lock('kept', ttl=pace(2.5)).acquire()
+kept = locks.raw.lock('kept', ttl=ttl_scale(2.5)).acquire()
 def fork():
     while not enough():
         try:
@@ -599,9 +616,9 @@ result = [len(children), len(pairs)]
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_child_ends_by_itself(subject: Subject, locks: LocksView) -> None:
+async def test_child_ends_by_itself(factory: ClientFactory, locks: LocksView) -> None:
     """A forked child that runs to the end of the program releases nothing of its parent's."""
-    worker = await subject.worker()
+    worker = await factory.worker()
     await worker.acquire("x", ttl=30)
     status = await worker.do(
         """

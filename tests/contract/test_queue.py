@@ -14,9 +14,11 @@ from fencelock.core.clock import NO_DEADLINE
 from fencelock.core.engine import Engine
 from fencelock.model import Admitted, Claim, Grant, Mode, Renewal, Waiting, admit
 from tests.contract.engines import EngineCase
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, Subject, eventually, waiting
+from tests.contract.steps import waiting
 from tests.contract.ttl_scale import TtlScale
+from tests.support.waiting import SOON, eventually
 
 
 async def test_traits(case: EngineCase, locks: LocksView) -> None:
@@ -24,9 +26,9 @@ async def test_traits(case: EngineCase, locks: LocksView) -> None:
     assert (locks.traits.fair, locks.traits.shared, locks.traits.limit) == (case.fair, case.shared, case.limit)
 
 
-async def test_shared_claims_are_refused_where_there_are_none(subject: Subject) -> None:
+async def test_shared_claims_are_refused_where_there_are_none(factory: ClientFactory) -> None:
     """An engine without readers and permits says so, and takes nothing."""
-    engine = subject.engine()
+    engine = factory.engine()
     for claim, can, what in (
         (reader(), engine.traits.shared, "readers"),
         (permit(3), engine.traits.limit, "permits"),
@@ -59,8 +61,8 @@ async def test_first_come_first_served(locks: LocksView) -> None:
 
 
 @pytest.mark.fair
-async def test_nobody_overtakes(locks: LocksView) -> None:
-    """A newcomer's try does not get past those who wait, not even at the moment of a release."""
+async def test_try_acquire_never_overtakes_waiters(locks: LocksView) -> None:
+    """A new client's try_acquire does not get ahead of the waiters, not even at the moment of a release."""
     lease = await locks.lock("x").acquire()
     waiter = asyncio.create_task(locks.lock("x").acquire())
     await waiting(locks, "x")
@@ -84,9 +86,9 @@ async def test_waiters_that_give_up(locks: LocksView) -> None:
     await (await patient).release()
 
 
-async def test_shared_client(subject: Subject) -> None:
+async def test_shared_client(factory: ClientFactory) -> None:
     """16 threads or tasks of one client, on few names, are never two at once in a block."""
-    locks = subject.connect()
+    locks = factory.connect()
     inside = {f"n{number}": 0 for number in range(3)}
     entered = 0
 
@@ -110,9 +112,9 @@ async def test_shared_client(subject: Subject) -> None:
     assert entered == 16 * 15
 
 
-async def test_shared_lock_object(subject: Subject) -> None:
+async def test_shared_lock_object(factory: ClientFactory) -> None:
     """One lock object used as a block by many threads or tasks at once gives each its own lease."""
-    lock = subject.connect().lock("x", timeout=60)
+    lock = factory.connect().lock("x", timeout=60)
     tokens: list[int] = []
 
     async def work() -> None:
@@ -142,11 +144,11 @@ async def test_names(locks: LocksView) -> None:
     assert [name async for name in locks.names()] == []
 
 
-async def test_names_of_the_dead(locks: LocksView, pace: TtlScale) -> None:
-    """A name whose holder ran out is not in use any more."""
+async def test_names_omits_expired_holders(locks: LocksView, ttl_scale: TtlScale) -> None:
+    """`names` does not list a name whose only holder has expired."""
     lease = await locks.lock("x", ttl=0.5, renew=False).acquire()
     assert [name async for name in locks.names()] == ["x"]
-    await pace.outlast(lease.ttl)
+    await ttl_scale.outlast(lease.ttl)
     assert lease.lost.is_set()
     assert [name async for name in locks.names()] == []
     assert (await locks.inspect("x")).holders == ()
@@ -168,9 +170,9 @@ def permit(limit: int, name: str = "x", owner: str = "") -> Claim:
 
 
 @pytest.mark.shared
-async def test_readers_share(subject: Subject) -> None:
+async def test_readers_share(factory: ClientFactory) -> None:
     """Readers hold the name together, a writer alone, and a reader does not overtake a writer that waits."""
-    engine = subject.engine()
+    engine = factory.engine()
     readers = [await engine.attempt(reader(), enqueue=True, deadline=NO_DEADLINE) for _ in range(3)]
     assert all(isinstance(grant, Grant) for grant in readers)
     writer = Claim("x", 60)
@@ -192,9 +194,9 @@ async def test_readers_share(subject: Subject) -> None:
 
 
 @pytest.mark.limit
-async def test_permits(subject: Subject) -> None:
+async def test_permits(factory: ClientFactory) -> None:
     """As many permits are out as the limit says, and one comes free when any of them is given back."""
-    engine = subject.engine()
+    engine = factory.engine()
     claims = [permit(3) for _ in range(5)]
     outcomes = [await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE) for claim in claims]
     assert [isinstance(outcome, Grant) for outcome in outcomes] == [True, True, True, False, False]
@@ -209,9 +211,9 @@ async def test_permits(subject: Subject) -> None:
 
 
 @pytest.mark.limit
-async def test_contenders_with_different_limits_respect_their_own(subject: Subject) -> None:
+async def test_contenders_with_different_limits_respect_their_own(factory: ClientFactory) -> None:
     """During a rolling deploy a permit of 5 is admitted beside three holders, a permit of 3 behind it is not."""
-    engine = subject.engine()
+    engine = factory.engine()
     for _ in range(3):
         assert isinstance(await attempt(engine, permit(3)), Grant)
     larger, smaller, last = permit(5), permit(3), permit(5)
@@ -222,9 +224,9 @@ async def test_contenders_with_different_limits_respect_their_own(subject: Subje
 
 
 @pytest.mark.limit
-async def test_any_departure_admits_the_next_permit(subject: Subject) -> None:
+async def test_any_departure_admits_the_next_permit(factory: ClientFactory) -> None:
     """Of eight permits with limit 3, each release admits exactly one more: three hold the name until the last."""
-    engine = subject.engine()
+    engine = factory.engine()
     claims = [permit(3) for _ in range(8)]
     outcomes = [await attempt(engine, claim) for claim in claims]
     holding = [outcome for outcome in outcomes if isinstance(outcome, Grant)]
@@ -237,9 +239,9 @@ async def test_any_departure_admits_the_next_permit(subject: Subject) -> None:
 
 
 @pytest.mark.shared
-async def test_downgrade_admits_the_readers_behind_it(subject: Subject) -> None:
+async def test_downgrade_admits_the_readers_behind_it(factory: ClientFactory) -> None:
     """A writer that becomes a reader keeps its token; readers directly behind it are admitted, a queued writer is not."""
-    engine = subject.engine()
+    engine = factory.engine()
     writing = await attempt(engine, Claim("x", 60, "w"))
     assert isinstance(writing, Grant)
     readers, writer, late = [reader(), reader()], Claim("x", 60), reader()
@@ -262,9 +264,9 @@ async def test_downgrade_admits_the_readers_behind_it(subject: Subject) -> None:
 
 
 @pytest.mark.shared
-async def test_attempt_that_arrives_after_the_downgrade_leaves_a_reader(subject: Subject) -> None:
+async def test_attempt_that_arrives_after_the_downgrade_leaves_a_reader(factory: ClientFactory) -> None:
     """A repeated attempt of a writer may reach the engine after its downgrade: it stays a reader, beside the others."""
-    engine = subject.engine()
+    engine = factory.engine()
     claim, other = Claim("x", 60, "w"), reader()
     writing = await attempt(engine, claim)
     assert isinstance(writing, Grant)
@@ -281,9 +283,9 @@ async def test_attempt_that_arrives_after_the_downgrade_leaves_a_reader(subject:
 
 
 @pytest.mark.shared
-async def test_downgrade_of_a_lock_that_is_gone(subject: Subject) -> None:
+async def test_downgrade_of_a_lock_that_is_gone(factory: ClientFactory) -> None:
     """A holder that was dropped learns it from the downgrade, and does not come back as a reader."""
-    engine = subject.engine()
+    engine = factory.engine()
     writing = await attempt(engine, Claim("x", 60))
     assert isinstance(writing, Grant)
     await engine.force_release("x")
@@ -293,9 +295,9 @@ async def test_downgrade_of_a_lock_that_is_gone(subject: Subject) -> None:
 
 
 @pytest.mark.shared
-async def test_abandon_removes_a_downgraded_claim(subject: Subject) -> None:
+async def test_abandon_removes_a_downgraded_claim(factory: ClientFactory) -> None:
     """Clean-up knows only the claim as it was asked for; that is enough after a downgrade, too."""
-    engine = subject.engine()
+    engine = factory.engine()
     claim = Claim("x", 60)
     writing = await attempt(engine, claim)
     assert isinstance(writing, Grant)
@@ -307,9 +309,9 @@ async def test_abandon_removes_a_downgraded_claim(subject: Subject) -> None:
 VALUES = ["", "http://web-7:8080", "a:b\nc\td", 'it\'s */ "quoted" \\ 100 %', "日本 🔒", "x" * 1024]
 
 
-async def test_values_come_back_unchanged(subject: Subject) -> None:
+async def test_values_come_back_unchanged(factory: ClientFactory) -> None:
     """The value of a claim, an election's, is shown for holders and for waiters exactly as it was given."""
-    engine = subject.engine()
+    engine = factory.engine()
     for number, value in enumerate(VALUES):
         name = f"x{number}"
         assert isinstance(await attempt(engine, Claim(name, 60, "a", value=value)), Grant)
@@ -344,7 +346,7 @@ class Member:
 
 
 class Model:
-    """The queue as the words of `admit` have it: whoever is admitted, given all who came before, holds the name."""
+    """The engine's queue agrees with `admit`: a claim that it admits, given all claims ahead, holds the name."""
 
     def __init__(self) -> None:
         self.queue: list[Member] = []
@@ -363,10 +365,10 @@ class Model:
 
 @pytest.mark.limit
 @pytest.mark.parametrize("seed", range(4))
-async def test_engine_against_admit(subject: Subject, seed: int) -> None:
+async def test_engine_against_admit(factory: ClientFactory, seed: int) -> None:
     """On random histories the engine holds and queues exactly whom `admit` says, with tokens that only rise."""
     chance = random.Random(seed)
-    engine, other = subject.engine(), subject.engine()
+    engine, other = factory.engine(), factory.engine()
     model = Model()
     kinds: list[list[int | None]] = [[None], [2], [1, 3], [None, 1, 2, 3]]
     limits = chance.choice(kinds)

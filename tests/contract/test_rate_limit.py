@@ -11,9 +11,10 @@ import pytest
 
 from fencelock import EngineUnavailable, InvalidArgument, InvalidType, RateLimited
 from fencelock.core.rates import RateRequest, Rates, decide
+from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import Subject, eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.records
 
@@ -28,8 +29,8 @@ async def call(function: Any, *args: Any, **kwargs: Any) -> Any:
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-def rates_of(subject: Subject, namespace: str = "fencelock") -> Rates:
-    rates: Rates = subject.engine(namespace).rates  # type: ignore[attr-defined]
+def rates_of(factory: ClientFactory, namespace: str = "fencelock") -> Rates:
+    rates: Rates = factory.engine(namespace).rates  # type: ignore[attr-defined]
     return rates
 
 
@@ -47,9 +48,9 @@ async def test_burst_goes_at_once_and_the_next_call_is_refused(locks: LocksView)
     assert 28 < state.reset_after <= 30
 
 
-async def test_limits_of_clients_are_one(subject: Subject) -> None:
+async def test_limits_of_clients_are_one(factory: ClientFactory) -> None:
     """Clients share a limit by its name; other names and namespaces have their own."""
-    one, two, elsewhere = subject.connect(), subject.connect(), subject.connect(namespace="elsewhere")
+    one, two, elsewhere = factory.connect(), factory.connect(), factory.connect(namespace="elsewhere")
     assert await call(one.raw.rate_limit("api", 1, per=3600).try_acquire) is True
     assert await call(two.raw.rate_limit("api", 1, per=3600).try_acquire) is False
     assert await call(two.raw.rate_limit("other", 1, per=3600).try_acquire) is True
@@ -71,9 +72,9 @@ async def test_acquire_waits_for_its_turn(locks: LocksView) -> None:
     assert times[-1] - times[0] >= 0.12, "eight calls take seven intervals of 20 ms"
 
 
-async def test_cost_is_one_step_however_large(subject: Subject) -> None:
+async def test_cost_is_one_step_however_large(factory: ClientFactory) -> None:
     """A call may cost a million, and the answer is the same as for a million calls."""
-    rates = rates_of(subject)
+    rates = rates_of(factory)
     big = RateRequest("x", 1_000_000 * 100, FAR)
     first = await rates.reserve([big], 0.0)
     assert first.granted
@@ -94,9 +95,9 @@ async def test_several_limits_are_charged_together_or_not_at_all(locks: LocksVie
     assert await call(wide.try_acquire) is False
 
 
-async def test_refund_only_of_the_last_reservation(subject: Subject) -> None:
+async def test_refund_only_of_the_last_reservation(factory: ClientFactory) -> None:
     """A reservation is given back if no other call was charged after it."""
-    rates = rates_of(subject)
+    rates = rates_of(factory)
     request = RateRequest("x", 1_000_000, FAR)
     first = await rates.reserve([request], 0.0)
     second = await rates.reserve([request], 0.0)
@@ -109,9 +110,9 @@ async def test_refund_only_of_the_last_reservation(subject: Subject) -> None:
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_caller_gives_its_time_back(subject: Subject) -> None:
+async def test_cancelled_caller_gives_its_time_back(factory: ClientFactory) -> None:
     """A task that is cancelled while it waits for its turn leaves the limit as it found it."""
-    locks = subject.connect()
+    locks = factory.connect()
     limit = locks.raw.rate_limit("api", 1, per=60)
     await limit.acquire()
     before = (await limit.state()).reset_after
@@ -128,10 +129,10 @@ async def test_cancelled_caller_gives_its_time_back(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_engine_against_the_rule(subject: Subject, seed: int) -> None:
+async def test_engine_against_the_rule(factory: ClientFactory, seed: int) -> None:
     """On random histories of two limits the engine charges and refuses what `decide` says, up to its clock."""
     rng = random.Random(seed)
-    rates = [rates_of(subject), rates_of(subject)]
+    rates = [rates_of(factory), rates_of(factory)]
     known = {"a": 0, "b": 0}
     for _ in range(40):
         keys = rng.sample(["a", "b"], rng.choice([1, 2]))
@@ -151,16 +152,16 @@ async def test_engine_against_the_rule(subject: Subject, seed: int) -> None:
             assert times == [known[key] for key in keys]
 
 
-async def test_concurrent_callers_never_exceed_the_burst(subject: Subject) -> None:
+async def test_concurrent_callers_never_exceed_the_burst(factory: ClientFactory) -> None:
     """32 callers of four clients at once: exactly the burst goes."""
-    limits = [subject.connect().raw.rate_limit("api", 10, per=3600, burst=10) for _ in range(4)]
+    limits = [factory.connect().raw.rate_limit("api", 10, per=3600, burst=10) for _ in range(4)]
     granted = await asyncio.gather(*(call(limits[number % 4].try_acquire) for number in range(32)))
     assert granted.count(True) == 10
 
 
-async def test_engine_down(subject: Subject) -> None:
+async def test_engine_down(factory: ClientFactory) -> None:
     """Without the engine a call is refused with EngineUnavailable, or goes if the limit says so."""
-    locks = subject.connect()
+    locks = factory.connect()
     faulty = Faulty.around(locks)
     strict, lenient = (
         locks.raw.rate_limit("api", 10),

@@ -7,19 +7,20 @@ import asyncio
 import pytest
 
 from fencelock.core.records import Records
-from tests.contract.subject import Subject, eventually
+from tests.contract.factory import ClientFactory
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.records
 
 
-def records_of(subject: Subject, namespace: str = "fencelock") -> Records:
-    records: Records = subject.engine(namespace).records  # type: ignore[attr-defined]
+def records_of(factory: ClientFactory, namespace: str = "fencelock") -> Records:
+    records: Records = factory.engine(namespace).records  # type: ignore[attr-defined]
     return records
 
 
-async def test_write_and_read(subject: Subject) -> None:
+async def test_write_and_read(factory: ClientFactory) -> None:
     """What one client writes another reads, byte for byte, under whatever key; other namespaces have their own."""
-    mine, theirs, elsewhere = records_of(subject), records_of(subject), records_of(subject, "elsewhere")
+    mine, theirs, elsewhere = records_of(factory), records_of(factory), records_of(factory, "elsewhere")
     value = bytes(range(256))
     for key in ("x", "a/b", "..", "ünïcødé {x}:*", "k" * 1024):
         assert await mine.read(key) is None
@@ -37,9 +38,9 @@ async def test_write_and_read(subject: Subject) -> None:
     assert found.value == b""
 
 
-async def test_fenced_by_tokens(subject: Subject) -> None:
+async def test_fenced_by_tokens(factory: ClientFactory) -> None:
     """Nobody writes over what was written with a higher token; the same token may write again."""
-    records = records_of(subject)
+    records = records_of(factory)
     assert (await records.write("x", b"old", token=33, ttl=60)).done
     assert (await records.write("x", b"new", token=34, ttl=60)).done
     done, there = await records.write("x", b"stale", token=33, ttl=60)
@@ -52,9 +53,9 @@ async def test_fenced_by_tokens(subject: Subject) -> None:
     assert found.value == b"newer"
 
 
-async def test_forgotten(subject: Subject) -> None:
-    """A forgotten record is gone for readers, and its token still keeps a stale writer out."""
-    records = records_of(subject)
+async def test_forgotten_record_still_refuses_stale_tokens(factory: ClientFactory) -> None:
+    """Readers find no record after it was forgotten, and its token still refuses a stale writer."""
+    records = records_of(factory)
     assert (await records.write("x", b"value", token=34, ttl=60)).done
     assert not (await records.write("x", None, token=33, ttl=60)).done
     assert await records.write("x", None, token=34, ttl=60) == (True, None)
@@ -63,9 +64,9 @@ async def test_forgotten(subject: Subject) -> None:
     assert (await records.write("x", b"next", token=35, ttl=60, expect=0)).done
 
 
-async def test_expected_version(subject: Subject) -> None:
+async def test_expected_version(factory: ClientFactory) -> None:
     """Of two who read the same version and write, one is refused and sees what is there; versions only rise."""
-    records = records_of(subject)
+    records = records_of(factory)
     done, first = await records.write("x", b"1", token=1, ttl=60, expect=0)
     assert done
     assert first is not None
@@ -81,9 +82,9 @@ async def test_expected_version(subject: Subject) -> None:
     assert await records.write("y", b"1", token=1, ttl=60, expect=second.version) == (False, None)
 
 
-async def test_run_out(subject: Subject) -> None:
-    """A record is gone when its time is over, token and all; its version does not come back."""
-    records = records_of(subject)
+async def test_record_expires(factory: ClientFactory) -> None:
+    """A record is gone with its token when its ttl is over; its version is never used again."""
+    records = records_of(factory)
     _, first = await records.write("x", b"1", token=34, ttl=1)
     assert first is not None
 
@@ -98,9 +99,9 @@ async def test_run_out(subject: Subject) -> None:
     assert second.version > first.version
 
 
-async def test_many_at_once(subject: Subject) -> None:
+async def test_many_at_once(factory: ClientFactory) -> None:
     """Many who add to a number by read and expected write lose nothing."""
-    clients = [records_of(subject) for _ in range(4)]
+    clients = [records_of(factory) for _ in range(4)]
 
     async def add(records: Records) -> None:
         for _ in range(5):

@@ -10,10 +10,12 @@ import pytest
 
 from fencelock import GuaranteeUnavailable, LeaseLost, LockTimeout, LossReason, Mode, NotHeld, WouldDeadlock
 from tests.contract.engines import EngineCase
+from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LeaseView, LocksView
-from tests.contract.subject import SOON, Subject, background, eventually, nobody, renewed, waiting
+from tests.contract.steps import background, renewed, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
+from tests.support.waiting import SOON, eventually
 
 
 async def holders(locks: LocksView, name: str, *modes: str) -> None:
@@ -45,7 +47,7 @@ async def test_downgrade_is_refused_where_there_are_no_readers(case: EngineCase,
             await lease.downgrade()
         assert lease.mode is Mode.EXCLUSIVE
         await renewed(lease)
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.shared
@@ -96,9 +98,9 @@ async def test_writer_waits_only_for_the_readers_ahead_of_it(locks: LocksView) -
 
 @pytest.mark.shared
 @pytest.mark.fair
-async def test_writers_do_not_starve_in_a_stream_of_readers(subject: Subject) -> None:
+async def test_writers_do_not_starve_in_a_stream_of_readers(factory: ClientFactory) -> None:
     """While readers overlap without a gap, five writers in a row get their turn; a reader that came later never overtakes."""
-    locks, watcher = subject.connect(), subject.connect()
+    locks, watcher = factory.connect(), factory.connect()
     rw, done = locks.rwlock("x", timeout=SOON), asyncio.Event()
 
     async def read() -> None:
@@ -113,7 +115,7 @@ async def test_writers_do_not_starve_in_a_stream_of_readers(subject: Subject) ->
                 assert [holder.token for holder in (await watcher.inspect("x")).holders] == [lease.token]
         done.set()
         await asyncio.gather(*readers)
-    await nobody(watcher, "x")
+    await wait_until_unclaimed(watcher, "x")
 
 
 async def _some(locks: LocksView, number: int) -> bool:
@@ -163,16 +165,16 @@ async def test_downgrade_lets_queued_readers_in(locks: LocksView) -> None:
 
 
 @pytest.mark.shared
-async def test_downgrade_counts_as_a_renewal(locks: LocksView, pace: TtlScale) -> None:
+async def test_downgrade_counts_as_a_renewal(locks: LocksView, ttl_scale: TtlScale) -> None:
     """After a downgrade the lease has its whole ttl, and it is renewed as a read lease from then on."""
     async with locks.rwlock("x", ttl=1.2).write() as lease:
-        await pace.sleep(0.3)
+        await ttl_scale.sleep(0.3)
         before = lease.remaining
         await lease.downgrade()
         assert lease.remaining > before
         await renewed(lease, 2)
         await holders(locks, "x", "shared")
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.shared
@@ -201,7 +203,7 @@ async def test_downgrade_after_a_forced_release(locks: LocksView) -> None:
     with pytest.raises(LeaseLost) as caught:
         await lease.downgrade()
     assert caught.value.reason is LossReason.GONE is lease.reason
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.shared
@@ -309,7 +311,7 @@ async def test_would_deadlock(locks: LocksView, outer: str) -> None:
         assert [holder.token for holder in after.holders] == [holder.token for holder in before.holders]
         assert after.waiters == ()
         for name in {"a", "z"} - set(getattr(acquirer(locks, outer), "names", ())):
-            await nobody(locks, name)
+            await wait_until_unclaimed(locks, name)
     async with acquirer(locks, "lock"):
         pass  # the block is over
 
@@ -335,7 +337,7 @@ async def test_no_deadlock_without_a_block_of_its_own(locks: LocksView) -> None:
     async with lease:
         with pytest.raises(WouldDeadlock):
             await locks.lock("x").acquire(timeout=0.05)
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.client_side
@@ -359,7 +361,7 @@ async def test_reentrancy_is_per_mode(locks: LocksView) -> None:
         assert await rw.read().try_acquire() is None
         with pytest.raises(WouldDeadlock):
             await rw.read().acquire()
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.shared
@@ -375,16 +377,16 @@ async def test_nested_write_never_gets_the_downgraded_lease(locks: LocksView) ->
             assert nested.id == lease.id
         lease.check()
         await holders(locks, "x", "shared")
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 # ---------------------------------------------------------------------------- all of it at once
 
 
 @pytest.mark.shared
-async def test_readers_and_writers_at_random(subject: Subject) -> None:
+async def test_readers_and_writers_at_random(factory: ClientFactory) -> None:
     """Of 12 threads or tasks that read, write and downgrade, a writer is always alone and readers are only with readers."""
-    locks = subject.connect()
+    locks = factory.connect()
     rw = locks.rwlock("x", timeout=60)
     inside: list[str] = []
 
@@ -411,4 +413,4 @@ async def test_readers_and_writers_at_random(subject: Subject) -> None:
                         inside.remove("read")
 
     await asyncio.gather(*(work(number) for number in range(12)))
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")

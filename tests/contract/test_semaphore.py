@@ -9,8 +9,10 @@ import pytest
 
 from fencelock import GuaranteeUnavailable, InvalidArgument, InvalidType, LockTimeout, LossReason, Mode
 from tests.contract.engines import EngineCase
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, Subject, background, eventually, nobody, renewed, waiting
+from tests.contract.steps import background, renewed, wait_until_unclaimed, waiting
+from tests.support.waiting import SOON, eventually
 
 
 async def test_engine_without_permits_refuses_when_the_object_is_created(case: EngineCase, locks: LocksView) -> None:
@@ -65,9 +67,9 @@ async def test_at_most_limit_hold_it_and_each_release_admits_the_next(locks: Loc
 
 
 @pytest.mark.limit
-async def test_parallel_holders_stay_parallel(subject: Subject) -> None:
+async def test_parallel_holders_stay_parallel(factory: ClientFactory) -> None:
     """A semaphore of 3 under load is held by three at once until the end, and never by four."""
-    locks, inside, highest = subject.connect(), 0, 0
+    locks, inside, highest = factory.connect(), 0, 0
     together = asyncio.Barrier(3)
 
     async def work() -> None:
@@ -95,7 +97,7 @@ async def test_permits_inside_permits(locks: LocksView) -> None:
             await semaphore.acquire(timeout=0.05)
         one.check()
         two.check()
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.limit
@@ -113,9 +115,9 @@ async def test_permit_is_renewed_and_a_dead_holders_permit_returns(locks: LocksV
 
 
 @pytest.mark.limit
-async def test_contenders_with_different_limits(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+async def test_contenders_with_different_limits(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
     """Each respects its own limit; one that has to wait logs the mismatch once, and `inspect` shows both limits."""
-    old, new = subject.connect(owner="old"), subject.connect(owner="new")
+    old, new = factory.connect(owner="old"), factory.connect(owner="new")
     holding = [await old.semaphore("x", 2).acquire() for _ in range(2)]
     assert await old.semaphore("x", 2).try_acquire() is None
     holding.append(await new.semaphore("x", 4).acquire())
@@ -148,9 +150,9 @@ async def test_contenders_with_different_limits(subject: Subject, caplog: pytest
 
 @pytest.mark.client_side
 @pytest.mark.limit
-async def test_mismatch_that_begins_later_is_logged(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+async def test_mismatch_that_begins_later_is_logged(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
     """A client that has waited among equals before still logs the mismatch that a deploy brings."""
-    old, new = subject.connect(), subject.connect()
+    old, new = factory.connect(), factory.connect()
     lease = await old.semaphore("x", 1).acquire()
     with caplog.at_level(logging.WARNING, logger="fencelock"):
         with pytest.raises(LockTimeout):

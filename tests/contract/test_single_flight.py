@@ -13,9 +13,11 @@ import pytest
 
 from fencelock import BuildFailed, InvalidArgument, InvalidType, LockTimeout, WouldDeadlock
 from fencelock.errors import EngineUnavailable
+from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView, client_of
-from tests.contract.subject import SOON, Subject, background, eventually
+from tests.contract.steps import background
+from tests.support.waiting import SOON, eventually
 
 pytestmark = pytest.mark.records
 
@@ -68,9 +70,9 @@ async def get(locks: LocksView, builder: Builder, key: str = "k", **options: Any
     return await call(locks.raw.single_flight, key, builder.function, **{"ttl": 60, **options})
 
 
-async def test_value_is_built_once_and_shared(subject: Subject) -> None:
+async def test_value_is_built_once_and_shared(factory: ClientFactory) -> None:
     """What one client builds all clients get, until it is no longer fresh."""
-    one, two = subject.connect(), subject.connect()
+    one, two = factory.connect(), factory.connect()
     first, second = Builder(one, {"a": [1, None, "ü"]}), Builder(two)
     assert await get(one, first) == {"a": [1, None, "ü"]}
     assert await get(two, second) == {"a": [1, None, "ü"]}
@@ -79,9 +81,9 @@ async def test_value_is_built_once_and_shared(subject: Subject) -> None:
     assert await get(two, second, "other") == "built"
 
 
-async def test_callers_everywhere_wait_for_one_builder(subject: Subject) -> None:
+async def test_callers_everywhere_wait_for_one_builder(factory: ClientFactory) -> None:
     """Callers of the same client and of another one wait, and all get the result of one build."""
-    one, two = subject.connect(), subject.connect()
+    one, two = factory.connect(), factory.connect()
     builder, other = Builder(one, held=True), Builder(two)
     async with background(*(get(one, builder) for _ in range(4))) as same:
         await eventually(builder.began, "the build has begun")
@@ -101,9 +103,9 @@ async def test_callers_everywhere_wait_for_one_builder(subject: Subject) -> None
     await eventually(free, "nothing is held")
 
 
-async def test_stale_value_comes_at_once_and_is_rebuilt_once(subject: Subject) -> None:
+async def test_stale_value_comes_at_once_and_is_rebuilt_once(factory: ClientFactory) -> None:
     """Between ttl and ttl + stale, callers get the old value, and one of them rebuilds it in the background."""
-    one, two = subject.connect(), subject.connect()
+    one, two = factory.connect(), factory.connect()
     assert await get(one, Builder(one, "old"), ttl=0.3, stale=600) == "old"
     rebuild = Builder(one, "new", held=True)
 
@@ -124,9 +126,9 @@ async def test_stale_value_comes_at_once_and_is_rebuilt_once(subject: Subject) -
     assert rebuild.calls == 1
 
 
-async def test_failed_build_is_remembered_for_a_while(subject: Subject) -> None:
+async def test_failed_build_is_remembered_for_a_while(factory: ClientFactory) -> None:
     """The builder's process raises the original error, others BuildFailed; after `error_for` one tries again."""
-    one, two = subject.connect(), subject.connect()
+    one, two = factory.connect(), factory.connect()
     failing = Builder(one)
     failing.error = ValueError("no such report")
     with pytest.raises(ValueError, match="no such report"):
@@ -143,9 +145,9 @@ async def test_failed_build_is_remembered_for_a_while(subject: Subject) -> None:
     assert await get(two, other, "k2") == "built"
 
 
-async def test_waiters_learn_of_a_failed_build(subject: Subject) -> None:
+async def test_waiters_learn_of_a_failed_build(factory: ClientFactory) -> None:
     """Callers that wait for a build that fails get its error, and none of them builds again."""
-    one, two = subject.connect(), subject.connect()
+    one, two = factory.connect(), factory.connect()
     failing, other = Builder(one, held=True), Builder(two)
     failing.error = ValueError("broken")
     async with background(get(one, failing, error_for=600)) as (building,):
@@ -179,9 +181,9 @@ async def test_failed_rebuild_leaves_the_stale_value(locks: LocksView) -> None:
         assert await get(locks, failing, ttl=60, stale=600, error_for=600) == "old"
 
 
-async def test_timeout_while_another_client_builds(subject: Subject) -> None:
+async def test_timeout_while_another_client_builds(factory: ClientFactory) -> None:
     """A caller that waits for longer than its timeout gets LockTimeout; the build goes on."""
-    one, two = subject.connect(), subject.connect()
+    one, two = factory.connect(), factory.connect()
     builder = Builder(one, held=True)
     async with background(get(one, builder)) as (building,):
         await eventually(builder.began, "the build has begun")
@@ -194,9 +196,9 @@ async def test_timeout_while_another_client_builds(subject: Subject) -> None:
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_caller_does_not_affect_the_others(subject: Subject) -> None:
+async def test_cancelled_caller_does_not_affect_the_others(factory: ClientFactory) -> None:
     """The caller that began the build is cancelled, and the others get its result."""
-    locks = subject.connect()
+    locks = factory.connect()
     builder = Builder(locks, held=True)
     first = asyncio.create_task(get(locks, builder))
     await eventually(builder.began, "the build has begun")
@@ -227,9 +229,9 @@ async def test_build_that_asks_for_its_own_result(locks: LocksView) -> None:
             await asyncio.to_thread(locks.raw.single_flight, "k", build, ttl=60)
 
 
-async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(subject: Subject) -> None:
+async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(factory: ClientFactory) -> None:
     """A builder whose lock was taken away does not overwrite what the next builder has stored, and returns that."""
-    one, two = subject.connect(), subject.connect()
+    one, two = factory.connect(), factory.connect()
     late = Builder(one, "late", held=True)
     async with background(get(one, late)) as (building,):
         await eventually(late.began, "the build has begun")
@@ -240,9 +242,9 @@ async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(subject: Su
     assert await get(two, Builder(two, "third")) == "newer"
 
 
-async def test_invalidation(subject: Subject) -> None:
+async def test_invalidation(factory: ClientFactory) -> None:
     """An invalidated value is built again; a build that had begun before the invalidation is not stored."""
-    one, two = subject.connect(), subject.connect()
+    one, two = factory.connect(), factory.connect()
     assert await get(one, Builder(one, "old")) == "old"
     await call(two.raw.invalidate, "k")
     slow = Builder(one, "outdated", held=True)
@@ -294,9 +296,9 @@ async def test_cached_function(locks: LocksView) -> None:
     assert square.__name__ == "square"
 
 
-async def test_engine_down(subject: Subject) -> None:
+async def test_engine_down(factory: ClientFactory) -> None:
     """If the engine cannot be asked who builds, nothing is built."""
-    locks = subject.connect()
+    locks = factory.connect()
     builder = Builder(locks)
     faulty = Faulty.around(locks)
     faulty.refuse("attempt", 1000)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from fencelock import ClientClosed, InvalidArgument, InvalidType, LeaseLost, LossReason, NotHeld, Snapshot
+from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, Subject, background, eventually, renewed
+from tests.contract.steps import background, renewed
+from tests.support.waiting import SOON, eventually
 
 
 async def collect(items: AsyncIterator[Any], seen: list[Any]) -> None:
@@ -32,9 +34,9 @@ async def has(seen: list[Any], number: int) -> None:
 
 
 @pytest.mark.client_side
-async def test_watch_yields_the_current_state_and_every_change(subject: Subject, locks: LocksView) -> None:
+async def test_watch_yields_the_current_state_and_every_change(factory: ClientFactory, locks: LocksView) -> None:
     """The first state comes at once; a holder, a waiter and a release are seen within a second; `stop` ends it."""
-    other, stop, seen = subject.connect(owner="worker"), subject.stop_event(), list[Snapshot]()
+    other, stop, seen = factory.connect(owner="worker"), factory.stop_event(), list[Snapshot]()
     async with background(collect(locks.watch("x", stop), seen)) as (task,):
         await has(seen, 1)
         assert seen[0] == Snapshot("x")
@@ -58,9 +60,9 @@ async def test_watch_yields_the_current_state_and_every_change(subject: Subject,
 
 
 @pytest.mark.client_side
-async def test_watch_with_stop_set_before(subject: Subject, locks: LocksView) -> None:
+async def test_watch_with_stop_set_before(factory: ClientFactory, locks: LocksView) -> None:
     """A watch whose `stop` is set already yields nothing."""
-    stop = subject.stop_event()
+    stop = factory.stop_event()
     stop.set()
     seen: list[Snapshot] = []
     await asyncio.wait_for(collect(locks.watch("x", stop), seen), SOON)
@@ -68,9 +70,9 @@ async def test_watch_with_stop_set_before(subject: Subject, locks: LocksView) ->
 
 
 @pytest.mark.client_side
-async def test_close_ends_watches(subject: Subject) -> None:
+async def test_close_ends_watches(factory: ClientFactory) -> None:
     """Closing the client ends its watches; a new one on a closed client is refused."""
-    locks, seen = subject.connect(), list[Snapshot]()
+    locks, seen = factory.connect(), list[Snapshot]()
     async with background(collect(locks.watch("x"), seen)) as (task,):
         await has(seen, 1)
         await locks.close()
@@ -82,10 +84,10 @@ async def test_close_ends_watches(subject: Subject) -> None:
 
 @pytest.mark.client_side
 async def test_watch_goes_on_after_an_outage(
-    subject: Subject, locks: LocksView, caplog: pytest.LogCaptureFixture
+    factory: ClientFactory, locks: LocksView, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine that cannot be reached is logged once; the watch goes on with the newest state, and that is logged."""
-    other, stop, seen = subject.connect(), subject.stop_event(), list[Snapshot]()
+    other, stop, seen = factory.connect(), factory.stop_event(), list[Snapshot]()
     faulty = Faulty.around(locks)
     with caplog.at_level(logging.INFO, logger="fencelock"):
         async with background(collect(locks.watch("x", stop), seen)) as (task,):
@@ -102,9 +104,9 @@ async def test_watch_goes_on_after_an_outage(
 
 
 @pytest.mark.client_side
-async def test_watches_of_one_name_share_one_poll(subject: Subject, locks: LocksView) -> None:
+async def test_watches_of_one_name_share_one_poll(factory: ClientFactory, locks: LocksView) -> None:
     """Eight watches of a name ask the engine no more often than one, and all see each change."""
-    other, stop = subject.connect(), subject.stop_event()
+    other, stop = factory.connect(), factory.stop_event()
     faulty = Faulty.around(locks)
     seen: list[list[Snapshot]] = [[] for _ in range(8)]
     loop = asyncio.get_running_loop()
@@ -136,9 +138,9 @@ async def test_watch_checks_its_arguments(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_assert_held(subject: Subject, locks: LocksView) -> None:
+async def test_assert_held(factory: ClientFactory, locks: LocksView) -> None:
     """It passes while this very client holds the name, however it was acquired, and raises NotHeld before and after."""
-    other = subject.connect()
+    other = factory.connect()
     with pytest.raises(NotHeld, match="'x'") as caught:
         locks.assert_held("x")
     assert caught.value.name == "x"
@@ -241,9 +243,9 @@ async def test_progress_without_stall_after(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_other_names_do_not_show(locks: LocksView, subject: Subject) -> None:
-    """A watch shows its own name only."""
-    stop, seen = subject.stop_event(), list[Snapshot]()
+async def test_watch_ignores_other_names(locks: LocksView, factory: ClientFactory) -> None:
+    """A watch returns snapshots of its own name only."""
+    stop, seen = factory.stop_event(), list[Snapshot]()
     async with background(collect(locks.watch("x", stop), seen)) as (task,):
         await has(seen, 1)
         async with locks.lock("y"):

@@ -1,4 +1,4 @@
-"""How fast an engine's time runs, so that one suite fits engines that keep milliseconds and engines that keep seconds."""
+"""Scales a test's ttls, so that one suite fits engines with millisecond ttls and engines with whole seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SHORTEST = 0.25
-"""The shortest ttl that the suite uses. An engine's pace is at least its own shortest, divided by this."""
+"""The shortest ttl that the suite uses. An engine's scale is at least its shortest ttl divided by this."""
 LONG = 2.0
 """From here on a ttl is long enough for every engine, and taken as it is."""
 
@@ -20,7 +20,7 @@ SCALED = ("ttl", "max_hold", "stall_after")
 class TtlScale:
     """What the tests' times mean on an engine.
 
-    Clients (`colours.py`) apply it to the SCALED options that a test gives them; a test applies it to whatever it ties to
+    Clients (`runtimes.py`) apply it to the SCALED options that a test gives them; a test applies it to whatever it ties to
     these: sleeps, stalls, delays of a fault. How long a lease lasts is up to the engine, which may keep a shorter ttl than
     it is asked for: at least half of it if it is not renewed, and never more than the whole.
     """
@@ -47,7 +47,7 @@ class TtlScale:
         await asyncio.sleep(ttl + 0.05 + self.slack)
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a lock or a client with their times at this pace."""
+        """Return the options of a lock or a client with their times scaled."""
         return {
             **options,
             **{name: self(options[name]) for name in SCALED if _is_short(options.get(name))},

@@ -1,8 +1,9 @@
 """Another process, to be killed, stopped, interrupted and forked at known points.
 
-It is given URL, COLOUR, OPTIONS and PACE (`zygote.py`), reads lines of JSON, each `{"do": source}`, runs the source with
-`locks` (a client, seen as in `colours.py`), `pace` and whatever earlier sources left, and answers `{"result": …}` with what
-the source called `result`, or `{"error": kind, "message": …}`. Everything runs in the main thread, where signals arrive.
+Its arguments are the URL, the runtime's name, the options of `connect` and the TtlScale (`fork_server.py`). It reads lines
+of JSON, `{"do": source, "values": {…}}`, runs the source in one namespace that has `locks` (a client, wrapped as in
+`runtimes.py`) and `ttl_scale`, and replies `{"result": …}` with the variable `result`, or `{"error": kind, "message": …}`.
+Everything runs in the main thread, where signals arrive.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class Worker:
         self._turn = asyncio.Lock()
 
     @classmethod
-    async def start(cls, url: str, runtime_name: str, pace: TtlScale = UNSCALED, **options: Any) -> Worker:
+    async def start(cls, url: str, runtime_name: str, ttl_scale: TtlScale = UNSCALED, **options: Any) -> Worker:
         """Start a process; `options` are those of `connect`."""
         worker = cls(
             await fork_server.Process.start(
-                url, runtime_name, json.dumps(options), json.dumps([pace.factor, pace.slack])
+                url, runtime_name, json.dumps(options), json.dumps([ttl_scale.factor, ttl_scale.slack])
             )
         )
         assert await worker.do("result = 'ready'") == "ready"
@@ -134,7 +135,7 @@ def forked(work: Callable[[], Any]) -> Any:
 
 def run_sync(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end in a child: in a loop of its own, or, if it never suspends, without one."""
-    return asyncio.run(work) if COLOUR == "aio" else _straight(work)
+    return asyncio.run(work) if RUNTIME_NAME == "aio" else _straight(work)
 
 
 def _straight(work: Coroutine[Any, Any, Any]) -> Any:
@@ -188,11 +189,11 @@ async def _aio(namespace: dict[str, Any]) -> None:
 def main() -> None:
     """Serve until the input ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
-    url, options, pace = sys.argv[0], json.loads(sys.argv[2]), TtlScale(*json.loads(sys.argv[3]))
+    url, options, ttl_scale = sys.argv[0], json.loads(sys.argv[2]), TtlScale(*json.loads(sys.argv[3]))
     namespace = NAMESPACE
-    namespace["pace"] = pace
-    namespace["locks"] = runtimes.connect(COLOUR, runtimes.direct, url, pace, **options)
-    if COLOUR == "aio":
+    namespace["ttl_scale"] = ttl_scale
+    namespace["locks"] = runtimes.connect(RUNTIME_NAME, runtimes.direct, url, ttl_scale, **options)
+    if RUNTIME_NAME == "aio":
         asyncio.run(_aio(namespace))
     else:
         _straight(_serve(_read_here, namespace))
@@ -207,9 +208,9 @@ NAMESPACE: dict[str, Any] = {
     "sys": sys,
 }
 """What sources see. It lives as long as the module, as the globals of a program do."""
-COLOUR = ""
+RUNTIME_NAME = ""
 
 if __name__ == "__main__":
     sys.argv = fork_server.serve(int(sys.argv[1]))
-    COLOUR = sys.argv[1]
+    RUNTIME_NAME = sys.argv[1]
     main()

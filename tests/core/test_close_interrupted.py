@@ -1,4 +1,4 @@
-"""Ctrl-C while a client is closed: whoever closes it again does the rest."""
+"""Ctrl-C while a client is closed: a second close() does the rest."""
 
 from __future__ import annotations
 

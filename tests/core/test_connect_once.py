@@ -34,8 +34,8 @@ class Line:
         return f"link {len(self.dialled)}"
 
 
-async def test_one_for_all() -> None:
-    """A hundred who come at once have one link, dialled once."""
+async def test_concurrent_callers_share_one_connect() -> None:
+    """A hundred concurrent callers get one connection, opened once."""
     line = Line()
     assert await asyncio.gather(*(line.link() for _ in range(100))) == ["link 1"] * 100
     assert len(line.dialled) == 1
@@ -50,8 +50,8 @@ async def test_failure_is_shared() -> None:
     assert await line.link() == "link 2"
 
 
-async def test_hurry_is_not_shared() -> None:
-    """Where the first had less time than the others have left, one of them tries again, for all."""
+async def test_connect_is_repeated_for_callers_with_more_time() -> None:
+    """If the first caller had less time than the others have left, one of them connects again for all."""
     line = Line(0.01)
     first, *others = await asyncio.gather(line.link(1), *(line.link(60) for _ in range(9)), return_exceptions=True)
     assert isinstance(first, EngineUnavailable)
@@ -59,8 +59,8 @@ async def test_hurry_is_not_shared() -> None:
     assert line.dialled[0] <= 1 < line.dialled[1]
 
 
-async def test_hurried_among_the_patient() -> None:
-    """Who has no more time does not wait for somebody who has; that one goes on."""
+async def test_caller_with_a_short_timeout_does_not_wait_for_the_shared_connect() -> None:
+    """A caller whose time is over does not wait for another caller's connect, which continues."""
     line = Line(5)
     patient = asyncio.create_task(line.link())
     await asyncio.sleep(0)

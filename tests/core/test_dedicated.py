@@ -1,4 +1,4 @@
-"""What engines share whose locks go with a connection: turns on a seat, whoever is interrupted, and seats that are swept."""
+"""Dedicated sessions, one per claim: exclusive use, interrupts, and the removal of idle ones."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-async def test_cancelled_as_the_turn_comes() -> None:
-    """Who is cancelled in the moment in which its turn comes leaves it to the next, not to nobody."""
+async def test_cancelled_at_the_moment_of_the_handover() -> None:
+    """A caller that is cancelled as it gets the session passes it on to the next caller."""
     seat = Chair(AsyncioRuntime())
     assert seat.try_take()
     task = asyncio.ensure_future(seat.take(60))
@@ -114,8 +114,8 @@ def test_one_at_a_time() -> None:
     assert seen == [1] * 800
 
 
-def test_turn_that_does_not_come() -> None:
-    """Who waits for a turn in vain is told so, at once if there is no time."""
+def test_caller_times_out_waiting_for_the_session() -> None:
+    """A caller that waits for the session in vain gets its error, at once if it has no time."""
     seat = Chair(BlockingRuntime())
     assert seat.try_take()
     assert run_sync(seat.take(-1)) is False
@@ -155,8 +155,8 @@ def test_signal_handler_at_any_step() -> None:
     assert step > 20
 
 
-def test_sweep() -> None:
-    """A sweep drops sessions that have ended, unless somebody uses them; the next one comes when there are many more."""
+def test_ended_sessions_are_removed() -> None:
+    """Sessions that have ended are removed, unless a caller uses them; the next removal waits until there are many more."""
     runtime = BlockingRuntime()
     seats = Chairs(BlockingRuntime())
     alive, ended, waiting, at_work = (

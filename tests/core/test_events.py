@@ -38,7 +38,7 @@ def waits_undisturbed(event: Any, step: int) -> bool:
 
 
 def test_interrupted_at_any_step() -> None:
-    """Wherever a wait is interrupted, whoever sets the event does not hang, and the next to wait is woken."""
+    """Wherever a wait is interrupted, set() does not hang, and the next waiter is woken."""
     for step in count(1):
         event = BlockingRuntime().event()
         over = waits_undisturbed(event, step)

@@ -65,12 +65,12 @@ def test_fork_in_the_middle_of_a_fork() -> None:
 
     with fencelock.connect("memory://fork-in-fork") as locks, locks.lock("x") as lease:
         before = signal.signal(signal.SIGUSR1, lambda *_: inner.append(in_child(lease.lost.is_set)))
-        engine = locks._client.engine
-        engine.before_fork = fork_again  # type: ignore[method-assign]
+        client = locks._client
+        client.before_fork = fork_again  # type: ignore[method-assign]
         try:
             assert in_child(lease.lost.is_set)
         finally:
             signal.signal(signal.SIGUSR1, before)
-            del engine.before_fork
+            del client.before_fork
         assert inner == [True, True]
         assert not lease.lost.is_set()

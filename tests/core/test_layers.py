@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Only these know that asyncio exists.
-ASYNCIO = ("runtime/asyncio.py", "runtime/asyncio_connection.py", "web/", "sim/", "cli/", "aio/wrap.py")
+ASYNCIO = ("runtime/asyncio", "web/", "sim/", "cli/", "aio/wrap.py")
 
 
 def part_of(module: str) -> str:
@@ -70,7 +70,7 @@ def module_of(path: Path) -> str:
 
 def test_imports_point_downwards() -> None:
     """A file imports its own part and what lies below it, nothing else of fencelock."""
-    assert len(FILES) > 100
+    assert FILES
     for path in FILES:
         mine = part_of(module_of(path))
         assert mine in MAY_IMPORT, f"{mine} is new: say in MAY_IMPORT what it may import"
@@ -105,7 +105,7 @@ def test_asyncio_is_known_in_one_place() -> None:
 
 
 def test_blocking_start_does_not_import_asyncio() -> None:
-    """Whoever uses the blocking façade does not pay for asyncio."""
+    """The blocking API does not import asyncio."""
     import subprocess
     import sys
 

@@ -34,7 +34,7 @@ def queue(*kinds: Claim) -> list[Claim]:
 
 
 def test_first_is_admitted() -> None:
-    """Whoever is alone, or first, may hold the name."""
+    """A claim that is alone, or first, may hold the name."""
     for kind in (WRITER, READER, permit(1)):
         (me,) = queue(kind)
         assert isinstance(admit([], me), Admitted)
@@ -110,8 +110,8 @@ def entry(kind: Claim, token: int | None = None, expires: float = 100) -> Entry:
     return Entry(new_id(), kind.shared, kind.limit, token, expires)
 
 
-def test_settle_buries_and_admits() -> None:
-    """Those who ran out are buried, the next are admitted, the first who stays blocked is named with the timer."""
+def test_advance_queue_removes_expired_and_admits_next() -> None:
+    """Expired claims are removed, the next are admitted, and the first blocked claim is returned with its timer."""
     dead, alive, waits = entry(WRITER, 1, expires=10), entry(WRITER), entry(WRITER)
     settled = advance_queue([dead, alive, waits], 50)
     assert (settled.dead, settled.admitted, settled.first) == ([dead], [alive], waits)

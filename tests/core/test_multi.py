@@ -11,7 +11,7 @@ from fencelock import aio
 from fencelock.core.leftovers import CLEANUP_SECONDS
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import connect, direct
-from tests.contract.subject import waiting
+from tests.contract.steps import waiting
 
 
 async def test_cancelled_group_on_an_engine_that_hangs() -> None:

@@ -10,7 +10,7 @@ from fencelock.model import Grant
 
 
 def test_overtaken_by_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is leaving its block while another thread closes the client is not told of a loss that never was."""
+    """A thread that leaves its block while another one closes the client gets no LeaseLost."""
     told: list[LossReason] = []
     with fencelock.connect("memory://overtaken", on_lost=lambda lease, reason: told.append(reason)) as locks:
         client = locks._client

@@ -10,12 +10,12 @@ import pytest
 
 import fencelock
 from fencelock.core.lease import BaseLease
-from fencelock.core.renewer import Kept, LeaseRenewer
+from fencelock.core.renewer import LeaseRef, LeaseRenewer
 
 
 @pytest.mark.parametrize("faster", [False, True])
-def test_dropped_as_the_keeper_looks(monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
-    """Whoever is the first to see it, the user is told once, and close() releases it."""
+def test_lease_dropped_while_the_renewer_checks_it(monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
+    """The user is notified once, by the renewer or by the garbage collector, and close() releases the lock."""
     told = LeaseRenewer._dropped
 
     def dropped(renewer: LeaseRenewer, kept: weakref.ref[BaseLease]) -> None:
@@ -35,7 +35,7 @@ def test_dropped_as_the_keeper_looks(monkeypatch: pytest.MonkeyPatch, faster: bo
         assert not list(others.names())
 
 
-class Overtaken(dict[str, Kept]):
+class Overtaken(dict[str, LeaseRef]):
     """What a keeper looks through, and somebody changes as soon as it has begun."""
 
     def items(self) -> Any:
@@ -47,8 +47,8 @@ class Overtaken(dict[str, Kept]):
     meanwhile: Callable[[], object]
 
 
-def test_released_as_the_keeper_looks() -> None:
-    """A lease that was released, and is garbage before the keeper comes to it, was not dropped."""
+def test_lease_released_while_the_renewer_checks_it() -> None:
+    """A released lease that is garbage before the renewer checks it is not reported as dropped."""
     with fencelock.connect("memory://released") as locks:
         renewer, leases = locks._client.renewer, [locks.lock("x").acquire()]
         held = renewer._leases = Overtaken(renewer._leases)

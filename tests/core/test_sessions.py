@@ -10,13 +10,13 @@ LADDER = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 @pytest.mark.parametrize(("ttl", "expected"), [(1, 1), (1.9, 1), (2, 2), (9.99, 5), (30, 30), (86400, 30), (0.5, 1)])
-def test_rung(ttl: float, expected: float) -> None:
-    """A session never outlives the ttl that was asked for, unless that is below the lowest rung."""
+def test_ttl_step(ttl: float, expected: float) -> None:
+    """A session never outlives the ttl of its first claim, unless that is below the lowest step."""
     assert ttl_step(ttl, LADDER) == expected
 
 
-def test_claims_run_out_alone() -> None:
-    """A claim that is no longer kept is over at its own end, however alive the session is."""
+def test_claim_expires_before_its_session() -> None:
+    """A claim that is no longer renewed expires at its own end, also while the session is alive."""
     session = Session("handle", ttl=10, since=100)
     session.attach("a", 100, 10)
     session.attach("b", 100, 10)
@@ -78,7 +78,7 @@ def test_claim_that_is_over_cannot_be_extended() -> None:
     assert session.expire(111) == []
 
 
-def test_ended() -> None:
+def test_session_that_the_engine_ended_is_expired() -> None:
     """A session that the engine has ended is not alive, whatever the clock says."""
     session = Session("handle", ttl=10, since=100)
     session.ended = True

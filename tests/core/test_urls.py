@@ -59,8 +59,8 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
     ],
 )
 @CONNECT
-def test_what_is_said_about_a_url(connect: Callable[[str], object], url: str, message: str) -> None:
-    """A URL that names no engine, or no file, is refused when the client is made, with what was probably meant."""
+def test_refused_url_error_suggests_the_fix(connect: Callable[[str], object], url: str, message: str) -> None:
+    """A URL without an engine or a file is refused when the client is made; the error says what was probably meant."""
     with pytest.raises(InvalidURL) as caught:
         connect(url)
     assert message in str(caught.value)

@@ -31,7 +31,7 @@ def test_traits_narrow_the_ttl() -> None:
 def test_ttl_above_one_hour_logs_one_warning(
     connect: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever means milliseconds learns it from the log, once, with the lock's name if it is a lock's ttl."""
+    """A ttl that was probably meant in milliseconds is logged once, with the lock's name if it has one."""
     monkeypatch.setattr(validation, "_warned_long_ttl", False)
     connect("memory://long-ttl", ttl=3600).lock("x", ttl=3600)
     assert caplog.records == []

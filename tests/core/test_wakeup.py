@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 from fencelock.runtime.asyncio import AsyncioRuntime
-from fencelock.runtime.blocking import SocketWakeup
+from fencelock.runtime.blocking_wakeup import SocketWakeup
 
 
 def test_flood_in_a_thread() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of engines with servers share: both colours, and clients that are closed at the end of the test."""
+"""What the tests of engines with servers share: both runtimes, and clients that are closed at the end of the test."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, TypeVar
 import pytest
 
 from fencelock.runtime.blocking import run_sync
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import RUNTIMES, LocksView
-from tests.contract.subject import Subject
 from tests.engines.redis_server import connections, tell
 from tests.servers.redis import Redis, RedisTls
-from tests.servers.waiting import eventually
+from tests.support.waiting import eventually_blocking
 
 R = TypeVar("R", bound=Redis)
 T = TypeVar("T")
 
 
 class Clients:
-    """Makes clients of one colour, for any URL; whatever is opened is closed at the end of the test."""
+    """Makes clients of one runtime for any URL, and closes them at the end of the test."""
 
     def __init__(self, runtime_name: str) -> None:
         self.runtime_name = runtime_name
-        self._subjects: list[Subject] = []
+        self._factories: list[ClientFactory] = []
 
-    def on(self, url: str) -> Subject:
-        """Return the engine at the URL, in this colour."""
-        self._subjects.append(Subject(url, self.runtime_name))
-        return self._subjects[-1]
+    def on(self, url: str) -> ClientFactory:
+        """Return a factory for clients, engines and workers of this URL."""
+        self._factories.append(ClientFactory(url, self.runtime_name))
+        return self._factories[-1]
 
     def connect(self, url: str, **options: Any) -> LocksView:
         """Return a client."""
@@ -40,21 +40,21 @@ class Clients:
         return await (work if self.runtime_name == "aio" else asyncio.to_thread(run_sync, work))
 
     async def finish(self) -> None:
-        """Close whatever was opened."""
-        for subject in self._subjects:
-            await subject.finish()
+        """Close all clients."""
+        for factory in self._factories:
+            await factory.finish()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for a colour in both, or in the one that a mark names."""
+    """Run each test in both runtimes, or in the one that its mark names."""
     if "runtime_name" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("runtime_name")
         metafunc.parametrize("runtime_name", mark.args if mark else RUNTIMES)
 
 
 def _swept(server: R) -> R:
-    """Return a server that earlier tests used, empty, and with nobody connected."""
-    assert eventually(lambda: not connections(server)), "an earlier test left connections behind"
+    """Return a server that earlier tests used, empty and without connections."""
+    eventually_blocking(lambda: not connections(server), "the connections of earlier tests are closed")
     tell(server, "FLUSHALL")
     tell(server, "CONFIG", "RESETSTAT")
     return server
@@ -81,5 +81,5 @@ def redis_tls(shared_tls: RedisTls) -> RedisTls:
 
 @pytest.fixture
 def clients(runtime_name: str) -> Clients:
-    """Clients of either colour."""
+    """Clients of either runtime."""
     return Clients(runtime_name)

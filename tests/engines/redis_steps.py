@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import fencelock
-from tests.contract.subject import SOON
+from tests.support.waiting import SOON
 
 
 def engine_of(locks: fencelock.Locks) -> Any:

@@ -12,7 +12,7 @@ from fencelock.engines.etcd.engine import EtcdEngine
 from fencelock.engines.etcd.removal import Removal
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, Mode, Waiting
-from tests.contract.subject import background, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import keys, own_prefix, revoke
 from tests.servers.etcd import Etcd

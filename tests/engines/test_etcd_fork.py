@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tests.contract.subject import SOON, background, eventually, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import leases, own_prefix
 from tests.servers.etcd import Etcd
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON
 
 CHILD = """
 import gc
@@ -34,8 +34,8 @@ result = forked(child)
 """
 
 
-async def test_child_that_ends_says_nothing(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
-    """A child that does nothing sends nothing, and its end closes nothing of the parent's."""
+async def test_child_that_ends_sends_nothing(etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients) -> None:
+    """A child that does nothing sends nothing, and its end closes no connection of its parent."""
     way = proxy(etcd1)
     worker = await clients.on(own_prefix(way.url)).worker()
     token = await worker.acquire("x", ttl=60)
@@ -50,8 +50,10 @@ async def test_child_that_ends_says_nothing(etcd1: Etcd, proxy: Callable[..., Pr
     assert await worker.do("result = await lease.release()") is True
 
 
-async def test_child_has_its_own(own_etcd: Callable[..., Etcd], proxy: Callable[..., Proxy], clients: Clients) -> None:
-    """A child connects anew, has a session of its own, and ends no more than that; the parent goes on."""
+async def test_child_opens_its_own_session(
+    own_etcd: Callable[..., Etcd], proxy: Callable[..., Proxy], clients: Clients
+) -> None:
+    """A child opens its own connection and session, and ends only that one; the parent's lease continues."""
     server = own_etcd()
     way = proxy(server)
     worker = await clients.on(way.url).worker()
@@ -65,55 +67,3 @@ async def test_child_has_its_own(own_etcd: Callable[..., Etcd], proxy: Callable[
     other = clients.connect(server.url)
     assert await other.force_release("x", reason="test") == 1
     assert await worker.do(f"result = await lease.lost.wait(timeout={SOON})") is True
-
-
-async def test_fork_while_waiting(etcd1: Etcd, clients: Clients) -> None:
-    """A parent that waits is served although a child came and went meanwhile."""
-    subject = clients.on(own_prefix(etcd1.url))
-    locks, worker = subject.connect(), await subject.worker()
-    holder = await locks.lock("x", ttl=60).acquire()
-    await worker.do(
-        """
-lease = await locks.lock('mine', ttl=60).acquire()
-import threading
-got = []
-if asyncio.iscoroutinefunction(locks.raw.close):
-    task = asyncio.ensure_future(locks.lock('x', ttl=60).acquire())
-    while not (await locks.inspect('x')).waiters:  # its loop runs only while it does something
-        await asyncio.sleep(0.01)
-else:
-    thread = threading.Thread(target=lambda: got.append(locks.raw.lock('x', ttl=60).acquire()))
-    thread.start()
-"""
-    )
-    await waiting(locks, "x")
-    assert await worker.do(CHILD) == [True, True, True, False]
-    assert await holder.release()
-    token = await worker.do(
-        """
-if asyncio.iscoroutinefunction(locks.raw.close):
-    got.append(await task)
-else:
-    thread.join(15)
-result = got[0].token
-got[0].check()
-"""
-    )
-    assert token > holder.token
-    await locks.force_release("x", reason="test")
-
-
-async def test_killed_holder(etcd1: Etcd, clients: Clients) -> None:
-    """A process that is killed is replaced when its session has run out, and leaves nothing."""
-    subject = clients.on(own_prefix(etcd1.url))
-    locks, worker = subject.connect(), await subject.worker()
-    token = await worker.acquire("x", ttl=2)
-    async with background(take(locks, "x", SOON)) as (task,):
-        await waiting(locks, "x")
-        await worker.kill()
-        assert await task > token
-
-    async def free() -> bool:
-        return not (await locks.inspect("x")).holders
-
-    await eventually(free, "nothing is left")

@@ -20,12 +20,14 @@ from fencelock.engines.etcd.removal import Removal
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, LossReason, Renewal
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import client_of, core_of
-from tests.contract.subject import SOON, Subject, background, eventually, is_free, take, waiting
+from tests.contract.steps import background, is_free, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import counted, delete, keys, leases, messages, own_prefix, revoke
 from tests.servers.etcd import Etcd
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON, eventually
 
 
 @pytest.fixture
@@ -42,8 +44,8 @@ def prefix_of(url: str) -> str:
 async def test_ten_thousand_held_locks_need_one_keep_alive(own_etcd: Callable[..., Etcd]) -> None:
     """However many locks are held, all of one ttl are kept by one session and one keep-alive."""
     server = own_etcd()
-    subject = Subject(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
-    locks = subject.connect()
+    factory = ClientFactory(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
+    locks = factory.connect()
     held = []
     for start in range(0, 10_000, 500):
         held += await asyncio.gather(*(locks.lock(f"n{start + i}", ttl=60).acquire() for i in range(500)))
@@ -89,7 +91,7 @@ async def test_revoked_while_held(etcd1: Etcd, url: str, clients: Clients) -> No
 
 
 async def test_revoked_while_waiting(etcd1: Etcd, url: str, clients: Clients) -> None:
-    """A waiter whose session is revoked lines up anew and is served; it never takes its lost place for a grant."""
+    """A waiter whose session is revoked enqueues again and gets the lock; it never takes its lost queue entry for a grant."""
     holder, waiter, other = clients.connect(url), clients.connect(url), clients.connect(url)
     lease = await holder.lock("x", ttl=30).acquire()
     before = set(leases(etcd1))
@@ -310,11 +312,11 @@ async def test_keep_alive_of_an_old_leader_does_not_count(url: str, clients: Cli
     link = await engine._client.take()
     try:
         header, _ = read_range(await link.call(RANGE, count_key(b"x"), 5))
-        knock = sessions.send_keep_alive(session, link)
-        assert await sessions.finish_keep_alive(session, link, knock, header.term + 1, 5) is Renewal.UNKNOWN
+        stream = sessions.send_keep_alive(session, link)
+        assert await sessions.finish_keep_alive(session, link, stream, header.term + 1, 5) is Renewal.UNKNOWN
         assert session.since == since
-        knock = sessions.send_keep_alive(session, link)
-        assert await sessions.finish_keep_alive(session, link, knock, header.term, 5) is Renewal.RENEWED
+        stream = sessions.send_keep_alive(session, link)
+        assert await sessions.finish_keep_alive(session, link, stream, header.term, 5) is Renewal.RENEWED
         assert session.since > since
     finally:
         engine._client.give_back(link)
@@ -399,7 +401,7 @@ async def test_claim_that_is_removed_cannot_be_renewed(
 async def test_session_that_ends_while_a_claim_is_granted(
     etcd1: Etcd, url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that ends between the reply and the grant takes the claim along: it is made anew on another session."""
+    """A session that ends between the reply and the grant removes the claim; the client repeats it on another session."""
     engine = clients.on(url).engine()
     assert isinstance(engine, EtcdEngine)
     hold = OwnClaims.hold

@@ -14,10 +14,11 @@ from fencelock.core.clock import NO_DEADLINE, wall_us
 from fencelock.engines.etcd.engine import EtcdEngine
 from fencelock.engines.etcd.token_base import MAX_LAG
 from fencelock.model import Claim, Grant, Renewal, Waiting
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import own_prefix, pairs
 from tests.servers.etcd import Etcd
+from tests.support.waiting import SOON, eventually
 
 DAY = 86_400_000_000
 

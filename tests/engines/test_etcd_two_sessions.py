@@ -12,10 +12,10 @@ from fencelock.engines.etcd.keyspace import Namespace
 from fencelock.engines.etcd.session import EtcdSession, Sessions
 from fencelock.engines.etcd.token_base import TokenBase
 from fencelock.model import Claim, Grant, Renewal, Waiting
-from tests.contract.subject import eventually
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import keys, leases, own_prefix
 from tests.servers.etcd import Etcd
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.runtime_name("aio")  # the blocking runtime runs the same coroutines in threads
 

@@ -17,10 +17,12 @@ from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.etcd.engine import EtcdEngine
 from fencelock.engines.etcd.url import parse
 from fencelock.model import Claim, Grant
-from tests.contract.subject import SOON, Subject, background, take, waiting
+from tests.contract.factory import ClientFactory
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import add_users, change_role, own_prefix
 from tests.servers.etcd import Etcd, EtcdTls
+from tests.support.waiting import SOON
 
 PASSWORD = "s3cr3t/pass@w,rd"
 QUOTED = "s3cr3t%2Fpass%40w%2Crd"
@@ -156,7 +158,7 @@ async def test_expired_login_with_several_connections(guarded: Etcd, clients: Cl
 async def test_refused_users(
     guarded: Etcd, clients: Clients, user: str, password: str, prefix: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever is not let in is told why, and the password is nowhere: not in the error, its chain, a repr, or the log."""
+    """A refused login raises an error with the reason; the password is in no error, no cause, no repr and no log."""
     locks = clients.connect(with_user(guarded, user, password, prefix))
     with caplog.at_level(logging.DEBUG), pytest.raises(EngineUnavailable, match=words) as caught:
         await locks.lock("x", ttl=20).acquire()
@@ -182,8 +184,8 @@ async def test_tls(own_etcd: object, runtime_name: str, mutual: bool) -> None:
     """Over TLS all is the same, with a certificate of one's own where the server wants one; without the authority, no."""
     with EtcdTls(mutual=mutual) as server:
         options = f"?ca={server.certificate}" + (f"&cert={server.certificate}&key={server.key}" if mutual else "")
-        subject, stranger = Subject(server.url + options, runtime_name), Subject(server.url, runtime_name)
-        locks = subject.connect()
+        factory, stranger = ClientFactory(server.url + options, runtime_name), ClientFactory(server.url, runtime_name)
+        locks = factory.connect()
         try:
             lease = await locks.lock("x", ttl=20).acquire()
             async with background(*(take(locks, "x") for _ in range(20))) as tasks:
@@ -196,7 +198,7 @@ async def test_tls(own_etcd: object, runtime_name: str, mutual: bool) -> None:
             with pytest.raises(EngineUnavailable, match="certificate"):
                 await stranger.connect().lock("x").acquire()
         finally:
-            await subject.finish()
+            await factory.finish()
             await stranger.finish()
 
 
@@ -204,11 +206,11 @@ async def test_tls(own_etcd: object, runtime_name: str, mutual: bool) -> None:
 async def test_tls_and_many_at_once(own_etcd: object) -> None:
     """More questions at once than a server over TLS takes streams (250) wait for their turn, and all are answered."""
     with EtcdTls() as server:
-        subject = Subject(f"{server.url}?ca={server.certificate}", "aio")
-        locks = subject.connect()
+        factory = ClientFactory(f"{server.url}?ca={server.certificate}", "aio")
+        locks = factory.connect()
         tokens = await asyncio.gather(*(take(locks, f"n{number}", 60) for number in range(1000)))
         assert len(set(tokens)) == 1000
-        await subject.finish()
+        await factory.finish()
 
 
 async def test_not_an_etcd(redis_node: object, clients: Clients) -> None:

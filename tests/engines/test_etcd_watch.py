@@ -13,12 +13,14 @@ from fencelock import EngineUnavailable
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.core.engine import Engine
 from fencelock.model import Claim, Grant, LossReason, Mode, Waiting
+from tests.contract.factory import ClientFactory
 from tests.contract.runtimes import client_of
-from tests.contract.subject import SOON, Subject, background, eventually, waiting
+from tests.contract.steps import background, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import counted, own_prefix
 from tests.servers.etcd import Etcd
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON, eventually
 
 WAITERS = 200
 
@@ -36,8 +38,8 @@ def looked(server: Etcd) -> float:
 async def test_each_release_wakes_one_waiter(own_etcd: Callable[..., Etcd]) -> None:
     """Of 200 that wait for one name, each release wakes one: one event, one look, one grant, in the order of arrival."""
     server = own_etcd()
-    subject = Subject(server.url, "aio")
-    locks, other = subject.connect(), subject.connect()
+    factory = ClientFactory(server.url, "aio")
+    locks, other = factory.connect(), factory.connect()
     lease = await other.lock("x", ttl=60).acquire()
     served: list[int] = []
 
@@ -57,7 +59,7 @@ async def test_each_release_wakes_one_waiter(own_etcd: Callable[..., Etcd]) -> N
         assert sorted(served) == list(range(WAITERS))
         assert sent(server) - events <= WAITERS + 5
         assert looked(server) - looks <= WAITERS * 1.1 + 5
-    await subject.finish()
+    await factory.finish()
 
 
 async def test_blocked_permit_is_woken_by_any_departure_ahead(own_etcd: Callable[..., Etcd], clients: Clients) -> None:
@@ -225,11 +227,11 @@ async def test_release_without_connection_does_not_end_other_watches(
 async def test_dead_connection_of_the_watcher_is_replaced(
     etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients
 ) -> None:
-    """A connection that says nothing any more is noticed, and what is held is watched anew over another one."""
+    """The client notices a silent connection, and watches its leases over another one."""
     way = proxy(etcd1)
     prefix = own_prefix(etcd1.url).rpartition("/")[2]
-    subject = clients.on(f"etcd://{way.address},{etcd1.address}/{prefix}")
-    locks, other = subject.connect(), clients.connect(f"{etcd1.url}/{prefix}")
+    factory = clients.on(f"etcd://{way.address},{etcd1.address}/{prefix}")
+    locks, other = factory.connect(), clients.connect(f"{etcd1.url}/{prefix}")
     engine: Any = client_of(locks).engine
     client = engine._client
     client._next = 0

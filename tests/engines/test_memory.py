@@ -76,8 +76,8 @@ def test_expiry(store: MemoryStore, clock: Clock) -> None:
     assert store.release(holder) is False
 
 
-def test_straggler_after_its_abandon(store: MemoryStore, clock: Clock) -> None:
-    """An attempt that arrives after its own abandon takes nothing, for one ttl."""
+def test_attempt_that_arrives_after_its_abandon(store: MemoryStore, clock: Clock) -> None:
+    """An attempt that arrives after its own abandon is not granted, for one ttl."""
     claim = Claim("x", 10)
     store.abandon(claim)
     assert store.attempt(claim, True) == AttemptReply(None)

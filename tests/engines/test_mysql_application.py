@@ -18,10 +18,11 @@ import fencelock
 from fencelock import EngineUnavailable, InvalidURL
 from fencelock.engines.mysql.adopted_client import url_from_arguments
 from tests import django_app
-from tests.contract.subject import SOON, background, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.mysql_server import holder_of, kill
 from tests.servers.mariadb import MariaDB, MariaDBTls, unpacked
+from tests.support.waiting import SOON
 
 PASSWORD = "s3cr3t ';--%40/"
 DATABASE = "its own; --"

@@ -11,10 +11,11 @@ import pytest
 from fencelock.engines.mysql.connection import MySQLConnection, Reply
 from fencelock.errors import EngineUnavailable, FencelockError, LeaseLost
 from tests.contract.runtimes import client_of
-from tests.contract.subject import SOON, background, nobody, take, waiting
+from tests.contract.steps import background, take, wait_until_unclaimed, waiting
 from tests.engines.conftest import Clients
 from tests.engines.mysql_server import kill, own_database, sessions_in
 from tests.servers.mariadb import MariaDB
+from tests.support.waiting import SOON
 
 STEPS = {
     "prepare": "SET SESSION",
@@ -74,7 +75,7 @@ async def test_killed(
                 if await lease.release():
                     tokens.append(await take(other, "x"))
     assert fired == 1
-    await nobody(other, "x")
-    await nobody(other, "free")
+    await wait_until_unclaimed(other, "x")
+    await wait_until_unclaimed(other, "free")
     tokens += [await take(victim, "x"), await take(other, "x")]
     assert tokens == sorted(set(tokens))

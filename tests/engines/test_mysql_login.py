@@ -17,7 +17,7 @@ from fencelock.core.runtime import NO_REPLY
 from fencelock.engines.mysql.login import CACHING, CLEAR, NATIVE, Greeting, Login, read_greeting
 from fencelock.engines.mysql.packets import Ok, ReplyParser, Rows, ServerError, packet, read_row
 from fencelock.engines.mysql.url import parse
-from tests.contract.subject import background, is_free, renewed, take, waiting
+from tests.contract.steps import background, is_free, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.servers.mariadb import MariaDB, MariaDBTls
 

@@ -6,7 +6,7 @@ import time
 from typing import Any, cast
 
 import fencelock
-from tests.contract.subject import take
+from tests.contract.steps import take
 from tests.engines.conftest import Clients
 from tests.engines.mysql_server import holder_of, own_database
 from tests.servers.mariadb import MariaDB

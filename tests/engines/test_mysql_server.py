@@ -16,14 +16,15 @@ from fencelock.engines.mysql.url import MySQLUrl, parse
 from fencelock.model import Claim, Grant, LossReason, Waiting
 from fencelock.runtime.blocking import BlockingRuntime
 from tests.contract.runtimes import LeaseView
-from tests.contract.subject import SOON, background, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.mysql_server import own_database
 from tests.servers.mariadb import MariaDB, unpacked
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON
 
 
-async def test_crash(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
+async def test_server_crash_and_restart(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
     """After a crash and restart, holders learn of their loss, waiters get the lock, and tokens rise."""
     server = own_mariadb()
     locks, other = clients.connect(server.url), clients.connect(server.url)
@@ -287,30 +288,6 @@ async def test_proxy_with_sessions_of_its_own(mariadb: MariaDB, clients: Clients
             await take(locks, "x")
         await locks.close()
         await asyncio.wait_for(asyncio.gather(*(task for task in serving if task is not None)), SOON)
-
-
-async def test_server_that_hangs(own_mariadb: Callable[..., MariaDB], clients: Clients) -> None:
-    """Calls to a hung server fail in time, and the server has nothing of them when it continues."""
-    server = own_mariadb()
-    url = f"{server.url}?connect_timeout=0.5"
-    locks, other = clients.connect(url), clients.connect(url)
-    lease = await locks.lock("x", ttl=2).acquire()
-    await take(other, "y")
-    async with background(other.lock("x", ttl=2).acquire(60)) as (waiter,):
-        await waiting(locks, "x")
-        server.pause()
-        try:
-            assert await lease.lost.wait(SOON)
-            assert lease.reason is LossReason.EXPIRED
-            with pytest.raises(EngineUnavailable):
-                await other.lock("y", ttl=2).try_acquire()
-            with pytest.raises(EngineUnavailable):
-                await asyncio.wait_for(waiter, SOON * 3)
-        finally:
-            server.resume()
-    fresh = clients.connect(server.url)
-    for name in ("x", "y"):
-        assert await take(fresh, name) > lease.token
 
 
 @pytest.mark.parametrize("url", ["mysql://h", "mysql://h/", "mysql://h/a/b", "mysql://u:p@h/d?x=1", "mysql:///d"])

@@ -11,11 +11,12 @@ from fencelock import LossReason
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Claim, Grant, Renewal, Waiting
-from tests.contract.subject import SOON, background, eventually, is_free, nobody, take, waiting
+from tests.contract.steps import background, is_free, take, wait_until_unclaimed, waiting
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
 from tests.engines.mysql_server import holder_of, key_of, kill, own_database, sessions_in, waiters_of
 from tests.servers.mariadb import MariaDB
+from tests.support.waiting import SOON, eventually
 
 
 async def test_killed_while_holding(mariadb: MariaDB, clients: Clients) -> None:
@@ -75,7 +76,7 @@ async def test_killed_while_waiting(mariadb: MariaDB, clients: Clients, what: st
         got = await task
         assert got.token > lease.token
         await got.release()
-    await nobody(other, "x")
+    await wait_until_unclaimed(other, "x")
 
 
 async def test_every_session_killed_again_and_again(mariadb: MariaDB, clients: Clients) -> None:
@@ -107,7 +108,7 @@ async def test_every_session_killed_again_and_again(mariadb: MariaDB, clients: C
                     kill(mariadb, session)
         stop.set()
         await asyncio.wait_for(asyncio.gather(*tasks), SOON * 2)
-    await nobody(clients.connect(url), "x")
+    await wait_until_unclaimed(clients.connect(url), "x")
 
 
 async def test_silent_session_is_ended_by_the_server(mariadb: MariaDB, clients: Clients) -> None:
@@ -221,7 +222,7 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
         assert held[0].engine_state.connection.open
 
 
-async def test_frozen_neighbour(mariadb: MariaDB, clients: Clients) -> None:
+async def test_dead_connection_does_not_stop_other_renewals(mariadb: MariaDB, clients: Clients) -> None:
     """A connection that died silently does not stop the renewals of the client's other leases."""
     direct = own_database(mariadb)
     async with forwarding(mariadb) as path:

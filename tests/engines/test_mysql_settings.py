@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import pytest
 
 from fencelock import EngineUnavailable, GuaranteeUnavailable
-from tests.contract.subject import SOON, background, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.mysql_server import holder_of, kill, own_database
 from tests.servers.mariadb import MariaDB, unpacked
+from tests.support.waiting import SOON
 
 HOSTILE = {
     "sql_mode": "ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,NO_AUTO_VALUE_ON_ZERO,TRADITIONAL",

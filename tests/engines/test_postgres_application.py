@@ -17,10 +17,10 @@ from django.db import ConnectionHandler
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
 from tests import django_app
-from tests.contract.subject import SOON
 from tests.engines.conftest import Clients
 from tests.engines.postgres_server import ask, empty
 from tests.servers.postgres import Postgres
+from tests.support.waiting import SOON
 
 PASSWORD = "s3cr3t ';--%40"
 WORDS = {"user": "app", "password": PASSWORD}
@@ -85,7 +85,7 @@ def django_connection(server: Postgres) -> Any:
 
 
 def pool_with_functions(server: Postgres, stack: ExitStack) -> Any:
-    """A pool that asks for its password anew for each connection."""
+    """A pool that asks for its password for each connection."""
     return stack.enter_context(
         psycopg_pool.ConnectionPool(
             conninfo=lambda: f"host={server.host} port={server.port}",
@@ -140,7 +140,7 @@ def test_blocking(pg: Postgres, stack: ExitStack, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["connection", "pool", "pool with functions", "engine", "engine with psycopg2"])
 async def test_asyncio_takes_blocking_ones(pg: Postgres, stack: ExitStack, kind: str) -> None:
-    """As only words are taken from them, those of the other colour do as well."""
+    """An application's asyncio objects work in the blocking API and the other way round: only their parameters are read."""
     async with aio.connect(MADE[kind](pg, stack)) as locks, locks.lock("x"):
         assert ours(pg) >= 1
 
@@ -170,8 +170,8 @@ async def test_asyncio(pg: Postgres) -> None:
         await engine.dispose()
 
 
-def test_their_transaction(pg: Postgres, stack: ExitStack) -> None:
-    """A lock is neither seen late nor lost with a transaction of theirs: a rollback leaves it alone."""
+def test_lock_is_independent_of_the_applications_transaction(pg: Postgres, stack: ExitStack) -> None:
+    """An application's rollback does not affect a lock, and its transaction does not delay one."""
     theirs = engine(pg, stack, "psycopg", pool_size=2, max_overflow=0)
     with theirs.connect() as connection, fencelock.connect(theirs) as locks:
         connection.execute(sqlalchemy.text("CREATE TABLE t (n integer)"))

@@ -20,12 +20,13 @@ from fencelock.core.clock import NO_DEADLINE
 from fencelock.model import Claim, Renewal
 from fencelock.runtime.blocking import run_sync
 from tests.contract.runtimes import client_of
-from tests.contract.subject import SOON, background, eventually
+from tests.contract.steps import background
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
 from tests.engines.postgres_server import advisory, ask, empty
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON, eventually
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_renewals_beside_releases(url: str) -> None:
 
 @pytest.mark.parametrize("engine", ["rows", "advisory"])
 async def test_force_release_is_not_repeated(postgres: Postgres, engine: str) -> None:
-    """A forced release whose answer is lost is not tried again by itself: it would drop whoever was let in meanwhile."""
+    """A forced release whose reply was lost is not repeated: it would remove the next holder."""
     empty(postgres)
     with Proxy(postgres) as proxy:
         near, far = (postgres.url, proxy.url) if engine == "rows" else (advisory(postgres), advisory(proxy))
@@ -123,8 +124,8 @@ async def test_force_release_is_not_repeated(postgres: Postgres, engine: str) ->
             await dropped.release()
 
 
-async def test_tombstones_are_swept(postgres: Postgres) -> None:
-    """A client that stays connected and gives up again and again does not fill a table with what it gave up."""
+async def test_abandoned_claims_do_not_fill_the_table(postgres: Postgres) -> None:
+    """A client that stays connected and abandons many claims does not fill the table of abandoned claims."""
     async with fencelock.aio.connect(empty(postgres).url) as locks, locks.lock("x", ttl=60):
 
         async def give_up(times: int) -> None:
@@ -141,7 +142,7 @@ async def test_tombstones_are_swept(postgres: Postgres) -> None:
 
 
 async def test_frozen_waiter(postgres: Postgres) -> None:
-    """A waiter whose connection went dead without a word finds its place in line gone, and lines up anew."""
+    """A waiter whose connection went dead finds its queue entry gone, and enqueues again."""
     empty(postgres)
     async with forwarding(postgres) as path, fencelock.aio.connect(advisory(postgres)) as locks:
         far = fencelock.aio.connect(advisory(path))

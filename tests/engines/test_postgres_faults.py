@@ -21,13 +21,14 @@ from fencelock.engines.postgres.schema import LAYOUT
 from fencelock.model import Claim
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, nobody, take, waiting
+from tests.contract.steps import background, take, wait_until_unclaimed, waiting
 from tests.engines.conftest import Clients
 from tests.engines.postgres_server import OURS, advisory, ask, connected, empty, fill, kill_sessions, sessions
 from tests.servers import packages, template
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import Postgres, PostgresSmallDisk, PostgresStandby
 from tests.servers.proxy import Proxy
+from tests.support.waiting import SOON, eventually
 
 SCHEMES = pytest.mark.parametrize("scheme", ["postgresql", "postgresql+advisory"])
 TURN = "SELECT pg_advisory_xact_lock(hashtextextended('x', hashtextextended('fencelock', 7306372540837290870)))"
@@ -77,7 +78,7 @@ async def test_deadlock(pg: Postgres, clients: Clients) -> None:
             return deadlocks(connection) == before + 1
 
         await eventually(counted, "the server has counted a deadlock")
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 def deadlocks(connection: psycopg.Connection[Any]) -> int:
@@ -112,7 +113,7 @@ async def test_limits_of_the_role(pg: Postgres, url: str, setting: str, clients:
     """Whatever a role allows its statements, thirty contenders each get the lock."""
     locks = clients.connect(f"{url}?options=-c%20{setting}%3D{'400' if setting == 'statement_timeout' else '20'}")
     assert len({await task for task in [asyncio.ensure_future(take(locks, "x", 3 * SOON)) for _ in range(30)]}) == 30
-    await nobody(locks, "x")
+    await wait_until_unclaimed(locks, "x")
 
 
 async def test_statement_cancelled(pg: Postgres, clients: Clients) -> None:
@@ -427,7 +428,7 @@ async def test_answers_are_lost(pg: Postgres, url: str, proxy: Callable[..., Pro
     lease = await asyncio.wait_for(task, SOON)
     assert [holder.token for holder in (await other.inspect("x")).holders] == [lease.token]
     assert await lease.release() is True
-    await nobody(other, "x")
+    await wait_until_unclaimed(other, "x")
 
 
 async def test_stopped_waiter(pg: Postgres, url: str, clients: Clients) -> None:
@@ -509,7 +510,7 @@ async def test_exactly_one_is_called(pg: Postgres, clients: Clients) -> None:
         assert [int(call.payload.split(":")[1]) for call in calls] == served
         assert len(served) == 1
         after = connection.execute("SELECT id, channel, expires FROM fencelock.claim WHERE token IS NULL").fetchall()
-        assert set(after) < set(before)  # who had asked again would have counted its ttl anew
+        assert set(after) < set(before)  # a repeated attempt would have restarted its ttl
         assert len(after) == 99
     let_go.set()
     await asyncio.gather(*tasks)

@@ -10,10 +10,11 @@ import pytest
 
 from fencelock import EngineUnavailable, LockTimeout, LossReason
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, nobody, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, wait_until_unclaimed, waiting
 from tests.engines.conftest import Clients
 from tests.engines.postgres_server import advisory, connected, empty, kill_sessions, sessions
 from tests.servers.postgres import Postgres
+from tests.support.waiting import SOON, eventually
 
 TURN = "SELECT pg_advisory_lock(hashtextextended('x', hashtextextended('fencelock', 7306372540837290870)))"
 """What makes every step on the name x wait, on rows."""
@@ -59,8 +60,8 @@ async def has_it(locks: LocksView, token: int) -> None:
     assert ([holder.token for holder in seen.holders], seen.waiters) == ([token], ())
 
 
-async def test_greeting(pg: Postgres, url: str, clients: Clients) -> None:
-    """Ended while it is greeted: another is made, and the lock is had."""
+async def test_session_killed_during_its_setup(pg: Postgres, url: str, clients: Clients) -> None:
+    """The client opens another session and acquires the lock."""
     await take(clients.connect(url), "warm")
     locks = clients.connect(url, ttl=5)
     with held_up(pg, GREETING):
@@ -71,8 +72,8 @@ async def test_greeting(pg: Postgres, url: str, clients: Clients) -> None:
     assert await lease.release() is True
 
 
-async def test_taking(pg: Postgres, url: str, clients: Clients) -> None:
-    """Ended in the middle of an attempt: it is repeated, there is one grant, and its token is above the last."""
+async def test_session_killed_during_an_attempt(pg: Postgres, url: str, clients: Clients) -> None:
+    """The attempt is repeated; there is one grant, and its token is higher than the last."""
     locks = clients.connect(url, ttl=5)
     first = await take(locks, "warm")
     step = TURN if url == pg.url else "LOCK TABLE fencelock.name IN EXCLUSIVE MODE"
@@ -85,8 +86,8 @@ async def test_taking(pg: Postgres, url: str, clients: Clients) -> None:
     assert await lease.release() is True
 
 
-async def test_waiting(pg: Postgres, url: str, clients: Clients) -> None:
-    """Ended again and again while it waits, listener and all: it waits on, and gets the lock in the end."""
+async def test_sessions_killed_while_waiting(pg: Postgres, url: str, clients: Clients) -> None:
+    """The waiter and its listener reconnect each time, and the waiter gets the lock in the end."""
     other, locks = clients.connect(url, ttl=30), clients.connect(url, ttl=30)
     lease = await other.lock("x").acquire()
     mine = ",".join(map(str, sessions(pg)))
@@ -106,8 +107,8 @@ async def test_waiting(pg: Postgres, url: str, clients: Clients) -> None:
     await second.release()
 
 
-async def test_holding(pg: Postgres, url: str, clients: Clients) -> None:
-    """Ended while it holds: rows outlive their sessions; an advisory lock is lost, told, and had by the next."""
+async def test_session_killed_while_holding(pg: Postgres, url: str, clients: Clients) -> None:
+    """A lease in rows survives its session; an advisory lock is lost, reported, and acquired by the next client."""
     locks, other = clients.connect(url), clients.connect(url)
     lease = await locks.lock("x", ttl=6).acquire()
     kill_sessions(pg)
@@ -121,8 +122,8 @@ async def test_holding(pg: Postgres, url: str, clients: Clients) -> None:
     assert await take(other, "x") > lease.token
 
 
-async def test_renewing(pg: Postgres, clients: Clients) -> None:
-    """Ended in the middle of a renewal: it is repeated over the next, and the lease lasts."""
+async def test_session_killed_during_a_renewal(pg: Postgres, clients: Clients) -> None:
+    """The renewal is repeated over another session, and the lease continues."""
     locks = clients.connect(pg.url)
     lease = await locks.lock("x", ttl=6).acquire()
     with held_up(pg, "SELECT FROM fencelock.claim FOR UPDATE"):
@@ -131,8 +132,8 @@ async def test_renewing(pg: Postgres, clients: Clients) -> None:
     assert await lease.release() is True
 
 
-async def test_releasing(pg: Postgres, url: str, clients: Clients) -> None:
-    """Ended in the middle of a release, or just before: the lock is free, and the next in line has it."""
+async def test_session_killed_during_a_release(pg: Postgres, url: str, clients: Clients) -> None:
+    """The lock is free, and the next waiter gets it."""
     locks, other = clients.connect(url), clients.connect(url)
     lease = await locks.lock("x", ttl=30).acquire()
     mine = ",".join(map(str, sessions(pg)))
@@ -151,8 +152,8 @@ async def test_releasing(pg: Postgres, url: str, clients: Clients) -> None:
     await second.release()
 
 
-async def test_leaving(pg: Postgres, url: str, clients: Clients) -> None:
-    """Ended while a waiter that ran out of time leaves the line: nothing of it is left."""
+async def test_session_killed_while_a_waiter_dequeues(pg: Postgres, url: str, clients: Clients) -> None:
+    """No claim of the waiter is left."""
     locks, other = clients.connect(url, ttl=5), clients.connect(url, ttl=5)
     lease = await other.lock("x", ttl=30).acquire()
     mine = ",".join(map(str, sessions(pg)))
@@ -167,4 +168,4 @@ async def test_leaving(pg: Postgres, url: str, clients: Clients) -> None:
         with pytest.raises((LockTimeout, EngineUnavailable)):  # whichever it was about to do: leave, or look once more
             await asyncio.wait_for(task, SOON)
     assert await lease.release() is True
-    await nobody(other, "x")
+    await wait_until_unclaimed(other, "x")

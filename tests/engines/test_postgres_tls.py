@@ -9,10 +9,11 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable
-from tests.contract.subject import SOON, background, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.postgres_server import OURS, advisory, ask, empty
 from tests.servers.postgres import Postgres, PostgresTls
+from tests.support.waiting import SOON
 
 pytestmark = pytest.mark.engine("postgres", own=True)
 

@@ -21,9 +21,9 @@ from fencelock.engines.redis.connector import RedisConnector, from_url
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.asyncio import AsyncioRuntime
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
-from tests.contract.subject import SOON
 from tests.servers.proxy import Proxy
 from tests.servers.redis import Redis, RedisTls
+from tests.support.waiting import SOON
 
 CALL_OUT = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1], ARGV[2]) return ARGV[3]"
 
@@ -211,7 +211,7 @@ async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
     assert [push[2] for push in ends.heard] == [word for i in range(200) for word in (b"a%d" % i, b"b%d" % i)]
 
 
-async def test_pushes_to_who_listens(url: str, ends: Ends) -> None:
+async def test_push_wakes_a_listener(url: str, ends: Ends) -> None:
     """A push from another connection wakes a waiter, and so does the end of its connection."""
     connection, other = await ends.connection(from_url(url)), await ends.connection(from_url(url))
     event = ends.runtime.event()
@@ -272,7 +272,7 @@ async def test_late_answers_are_skipped(server: Redis, proxy: Callable[..., Prox
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_random_patience(server: Redis, proxy: Callable[..., Proxy], ends: Ends, seed: int) -> None:
+async def test_random_timeouts(server: Redis, proxy: Callable[..., Proxy], ends: Ends, seed: int) -> None:
     """Callers with different timeouts each get the reply to their own request or none, never another's."""
     between = proxy(server)
     dice = random.Random(seed)

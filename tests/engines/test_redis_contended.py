@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import fencelock
 from fencelock.model import TOKEN_MAX
-from tests.contract.subject import SOON
 from tests.engines.redis_server import commands, only_counters, tell
 from tests.servers.redis import Redis, Redis62
+from tests.support.waiting import SOON
 
 Own = Callable[..., Redis]
 THREADS = 4

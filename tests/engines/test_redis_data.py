@@ -10,12 +10,13 @@ import pytest
 import redis
 
 from fencelock import LeaseLost, LossReason
-from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
 from tests.engines.redis_server import tell
 from tests.servers.proxy import Proxy
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON, eventually
 
 Own = Callable[..., Redis]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import redis
 
-from tests.contract.subject import SOON, background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import connections, tell
 from tests.servers.redis import Redis, RedisTls
@@ -79,47 +77,3 @@ async def test_child_is_silent_on_inherited_connections(at: tuple[Redis, str], c
         assert await worker.do("lease.check(); await lease.renew(); result = lease.token") == token
         assert await worker.do("result = await lease.release()") is True
     assert {said[0] for said in heard} <= set(before)
-
-
-async def test_fork_while_waiting(at: tuple[Redis, str], clients: Clients) -> None:
-    """A parent that waits is called although a child came and went meanwhile, and the child got its own locks."""
-    server, url = at
-    subject = clients.on(url)
-    locks, worker = subject.connect(), await subject.worker()
-    holder = await locks.lock("x", ttl=60).acquire()
-    await worker.do(
-        """
-lease = await locks.lock('mine', ttl=60).acquire()
-import threading
-got = []
-if 'aio' in sys.argv:
-    task = asyncio.ensure_future(locks.lock('x', ttl=60).acquire())
-    await asyncio.sleep(0.05)
-else:
-    thread = threading.Thread(target=lambda: got.append(locks.raw.lock('x', ttl=60).acquire()))
-    thread.start()
-"""
-    )
-    await waiting(locks, "x")
-    before = {client["id"] for client in connections(server)}
-    assert await worker.do(CHILD) == [True, True, True, False]
-    assert {client["id"] for client in connections(server)} == before
-    assert await holder.release()
-    async with asyncio.timeout(SOON):
-        token = await worker.do(
-            """
-if 'aio' in sys.argv:
-    got.append(await task)
-else:
-    thread.join(15)
-result = got[0].token
-got[0].check()
-await asyncio.sleep(0) if 'aio' in sys.argv else None
-"""
-        )
-    assert token > holder.token
-    async with background(take(locks, "x", 30)) as (successor,):
-        await worker.kill()
-        assert tell(server, "PING")
-        await locks.force_release("x", reason="its holder was killed")
-        assert await successor > token

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
 from tests.engines.redis_server import tell
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON
 
 
 async def test_lease_is_kept(server: Redis, clients: Clients) -> None:

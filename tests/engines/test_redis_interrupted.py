@@ -11,23 +11,25 @@ import pytest
 import fencelock
 from fencelock.core.runtime import Command
 from fencelock.engines.redis.engine import RedisEngine
-from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS
+from fencelock.engines.redis.pool import MAX_IDLE_CONNECTIONS, RedisPool
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from fencelock.runtime.socket_connection import SocketConnection
-from tests.contract.subject import SOON
 from tests.engines.redis_steps import assert_in_step, engine_of, held
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON
 
 Own = Callable[..., Redis]
 
 STEPS = (
     RedisEngine.attempt,
     RedisEngine.release,
-    RedisEngine._release,
+    RedisPool.run,
     SocketConnection.request,
     SocketConnection.post,
+    SocketConnection._use,
+    SocketConnection._send_request,
 )
 
 
@@ -63,10 +65,10 @@ def test_release_behind_a_pending_reply(own_redis: Own, late: Command, forced: b
                 run_sync(connection.raw.request(late, 0.05))
         finally:
             server.resume()
-        assert connection.raw.owed
+        assert connection.raw.pending
         assert lease.release() is not forced
         assert_in_step(locks)
-        assert not connection.raw.owed
+        assert not connection.raw.pending
 
 
 def test_idle_connections_after_many_threads(server: Redis) -> None:

@@ -10,10 +10,11 @@ from redis.crc import key_slot
 
 from fencelock import LockTimeout, aio
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import only_counters, tell
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON, eventually
 
 Own = Callable[..., Redis]
 
@@ -101,18 +102,18 @@ async def test_names_leave_no_trace(own_redis: Own) -> None:
 
 async def test_nothing_stays_of_what_was_given_up(server: Redis, clients: Clients) -> None:
     """Claims that timed out, were cancelled, killed or left to run out leave nothing behind after their ttl."""
-    subject = clients.on(server.url)
-    locks = subject.connect()
-    worker = await subject.worker()
+    factory = clients.on(server.url)
+    locks = factory.connect()
+    worker = await factory.worker()
     await worker.acquire("killed", ttl=1)
     await worker.kill()
     expired = await locks.lock("expired", ttl=1, renew=False).acquire()
-    async with subject.connect().lock("held", ttl=60):
+    async with factory.connect().lock("held", ttl=60):
         for _ in range(3):
             with pytest.raises(LockTimeout):
                 await locks.lock("held", ttl=1, timeout=0.2).acquire()
             assert await locks.lock("held", ttl=1).try_acquire() is None
-        other = await subject.worker()
+        other = await factory.worker()
         async with background(other.acquire("held", ttl=3)) as (task,):
             await waiting(locks, "held")
             await other.kill()

@@ -10,11 +10,12 @@ import pytest
 
 from fencelock import LossReason
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import connections, tell
 from tests.servers.proxy import Proxy
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON, eventually
 
 Between = Callable[..., Proxy]
 
@@ -100,8 +101,8 @@ async def _placed(server: Redis) -> bool:
 
 
 @pytest.mark.parametrize("how", ["cut", "drop"])
-async def test_black_hole(server: Redis, proxy: Between, clients: Clients, how: str) -> None:
-    """A connection that goes dead without a word is replaced in time, and a lease of 4.5 s is kept."""
+async def test_silent_connection_is_replaced(server: Redis, proxy: Between, clients: Clients, how: str) -> None:
+    """A connection that goes dead without a reset is replaced in time, and a lease of 4.5 s is kept."""
     between = proxy(server)
     locks = clients.connect(between.url)
     lease = await locks.lock("x", ttl=4.5).acquire()
@@ -117,7 +118,7 @@ async def test_black_hole(server: Redis, proxy: Between, clients: Clients, how: 
     assert await lease.release()
 
 
-async def test_black_hole_for_longer_than_the_ttl(server: Redis, proxy: Between, clients: Clients) -> None:
+async def test_silence_for_longer_than_the_ttl(server: Redis, proxy: Between, clients: Clients) -> None:
     """Without any answer the lease is lost on time by the holder's own clock; afterwards the client works again."""
     between = proxy(server)
     locks, other = clients.connect(between.url), clients.connect(server.url)

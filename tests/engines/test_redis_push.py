@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from fencelock.engines.redis.connection import RedisConnection
-from tests.contract.subject import background, waiting
+from tests.contract.steps import background, waiting
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
 from tests.engines.redis_server import connections, tell

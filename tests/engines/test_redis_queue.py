@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import commands, tell
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON, eventually
 
 Own = Callable[..., Redis]
 WAITERS = 20
@@ -74,10 +75,10 @@ async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients, w
     monitor: Any = redis.Redis(host=server.host, port=server.port).pubsub()  # type: ignore[no-untyped-call]
     if watched:
         monitor.psubscribe("*")
-    subject = clients.on(server.url)
-    locks = subject.connect()
+    factory = clients.on(server.url)
+    locks = factory.connect()
     lease = await locks.lock("x", ttl=60).acquire()
-    dead = [await subject.worker(ttl=60) for _ in range(2)]
+    dead = [await factory.worker(ttl=60) for _ in range(2)]
     async with background(*(worker.acquire("x", ttl=60) for worker in dead)) as killed:
         await waiting(locks, "x", 2)
         async with background(take(locks, "x", 30)) as (waiter,):
@@ -123,10 +124,10 @@ async def test_publishing_that_is_forbidden(own_redis: Own, clients: Clients) ->
 
 async def test_dead_waiter_ahead_makes_nobody_poll(server: Redis, clients: Clients) -> None:
     """A waiter behind one that died looks once when that one's place runs out, not all the time."""
-    subject = clients.on(server.url)
-    locks = subject.connect(ttl=300)
+    factory = clients.on(server.url)
+    locks = factory.connect(ttl=300)
     lease = await locks.lock("x").acquire()
-    dead = await subject.worker()
+    dead = await factory.worker()
     async with background(dead.acquire("x", ttl=0.6)) as (task,):
         await waiting(locks, "x", 1)
         async with background(take(locks, "x", 60), take(locks, "x", 60)) as waiters:
@@ -150,11 +151,11 @@ async def test_dead_waiter_ahead_makes_nobody_poll(server: Redis, clients: Clien
                 await asyncio.gather(*waiters)
 
 
-async def test_first_in_line_dies(server: Redis, clients: Clients) -> None:
-    """When the holder runs out and the first in line is dead, the second gets the lock without a call from anybody."""
-    subject = clients.on(server.url)
-    locks = subject.connect()
-    holder, first = await subject.worker(), await subject.worker()
+async def test_first_waiter_dies(server: Redis, clients: Clients) -> None:
+    """If the holder expires and the first waiter is dead, the second gets the lock without a wake-up."""
+    factory = clients.on(server.url)
+    locks = factory.connect()
+    holder, first = await factory.worker(), await factory.worker()
     token = await holder.acquire("x", ttl=4)
     async with background(first.acquire("x", ttl=4.5)) as (task,):
         await waiting(locks, "x", 1)

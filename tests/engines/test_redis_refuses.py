@@ -10,10 +10,11 @@ import pytest
 
 from fencelock import EngineUnavailable
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import tell
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON, eventually
 
 Own = Callable[..., Redis]
 SECRET = "s3cr3t-word"

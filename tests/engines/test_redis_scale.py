@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import fencelock
 from fencelock import aio
-from tests.contract.subject import SOON, eventually
 from tests.engines.redis_server import commands, connections, tell
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON, eventually
 
 Own = Callable[..., Redis]
 

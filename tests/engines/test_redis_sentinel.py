@@ -15,10 +15,11 @@ import redis.sentinel
 
 import fencelock
 from fencelock import EngineUnavailable, aio
-from tests.contract.subject import SOON, background, eventually, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import free_port, tell
 from tests.servers.redis import Redis, Sentinel
+from tests.support.waiting import SOON, eventually
 
 PASSWORD, WATCHWORD = "for&servers%=1", "for-sentinels"
 
@@ -121,8 +122,8 @@ async def test_passwords_for_both(fleet: Callable[..., Fleet], clients: Clients)
         assert WATCHWORD not in said
 
 
-async def test_service_that_nobody_knows(fleet: Callable[..., Fleet], clients: Clients) -> None:
-    """A service that the Sentinels do not know, and Sentinels that are not there, are reported."""
+async def test_unknown_service_and_missing_sentinels(fleet: Callable[..., Fleet], clients: Clients) -> None:
+    """A service that the Sentinels do not know, and Sentinels that do not listen, are reported."""
     ours = fleet()
     with pytest.raises(EngineUnavailable, match="other"):
         await clients.connect(f"redis+sentinel://{ours.hosts}/other").inspect("x")

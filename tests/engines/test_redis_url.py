@@ -11,10 +11,11 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
-from tests.contract.subject import SOON, background, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import connections, free_port, tell
 from tests.servers.redis import Redis, RedisNodes, RedisTls
+from tests.support.waiting import SOON
 
 Own = Callable[..., Redis]
 SECRET = "s3cr3t"
@@ -72,8 +73,8 @@ async def test_tls_spoken_to_a_plain_port(server: Redis, clients: Clients) -> No
         await clients.connect(f"rediss://{server.address}/0?socket_connect_timeout=1&socket_timeout=1").inspect("x")
 
 
-async def test_what_to_do_about_it(redis_tls: RedisTls, server: Redis, clients: Clients) -> None:
-    """What a driver says when it cannot connect is followed by what to do, and has nothing of the driver's innards."""
+async def test_connect_error_says_what_to_do(redis_tls: RedisTls, server: Redis, clients: Clients) -> None:
+    """The driver's error is followed by what to do, and shows no internals of the driver."""
     plain = redis_tls.tls_url.replace("rediss", "redis").partition("?")[0]
     for url, hint in (
         (f"rediss://{server.address}/0?socket_timeout=0.5", "does it speak TLS there"),
@@ -114,7 +115,7 @@ async def test_options(own_redis: Own, clients: Clients) -> None:
         assert [name async for name in locks.names()] == ["ünïcode"]
 
 
-async def test_nobody_there(clients: Clients) -> None:
+async def test_unreachable_server_is_named(clients: Clients) -> None:
     """A server that is not there, or has no such name, is reported with its address."""
     port = free_port()
     for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"):

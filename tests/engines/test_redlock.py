@@ -14,11 +14,12 @@ from fencelock.core.clock import NO_DEADLINE, boottime
 from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.model import Claim, Grant, Renewal
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background, eventually, is_free, renewed, take, waiting
+from tests.contract.steps import background, is_free, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import tell
 from tests.servers.proxy import Proxies
 from tests.servers.redis import Redis, RedisNodes, RedisTls
+from tests.support.waiting import SOON, eventually
 
 Own = Callable[..., RedisNodes]
 
@@ -160,7 +161,7 @@ async def test_nobody_waits_for_the_slowest(
         proxy.delay(0.4)  # less than is waited for an answer
     grant = await engine.attempt(Claim("x", 30.0), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    assert all(connection.raw.owed for node in list(engine._cluster)[:2] for connection in node.pool._all)
+    assert all(connection.raw.pending for node in list(engine._cluster)[:2] for connection in node.pool._all)
 
 
 async def test_all_are_asked_at_once(
@@ -266,7 +267,7 @@ async def test_nodes_hung_from_the_start(nodes: RedisNodes, clients: Clients, hu
         node.resume()
 
 
-async def test_heal(nodes: RedisNodes, locks: LocksView) -> None:
+async def test_renewal_restores_a_lease_on_a_node_that_lost_it(nodes: RedisNodes, locks: LocksView) -> None:
     """A node that forgot a lease gets it back at the next renewal, as a majority still has it."""
     async with locks.lock("x", ttl=9) as lease:
         await eventually(_on_all(nodes), "all nodes have the lease")
@@ -312,8 +313,8 @@ async def test_script_flush(nodes: RedisNodes, clients: Clients, locks: LocksVie
     assert tokens == sorted(set(tokens))
 
 
-async def test_woken(nodes: RedisNodes, locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A waiter is told by the nodes when the lock comes free; it does not wait for its next try."""
+async def test_nodes_wake_a_waiter(nodes: RedisNodes, locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes wake a waiter when the lock is released; it does not wait for its next attempt."""
     for pause in ("FIRST_PAUSE", "MAX_PAUSE"):
         monkeypatch.setattr(f"fencelock.engines.redlock.engine.{pause}", 600.0)
     waits = []
@@ -344,18 +345,20 @@ async def test_same_server_twice(nodes: RedisNodes, clients: Clients) -> None:
         (4, "4 nodes survives the loss of 1; 5 nodes would survive 2"),
     ],
 )
-async def test_number_of_nodes(
+async def test_warning_for_one_or_an_even_number_of_nodes(
     nodes: RedisNodes, clients: Clients, caplog: pytest.LogCaptureFixture, number: int, words: str
 ) -> None:
-    """An even number of nodes, or one, is warned about: one more, or two, would survive one more failure."""
+    """One node, or an even number of nodes, causes a warning: more nodes would survive one more failure."""
     with caplog.at_level(logging.WARNING, "fencelock"):
         locks = clients.connect("redlock://" + ",".join(node.address for node in nodes.members[:number]))
     assert words in caplog.text
     assert await take(locks, "x")
 
 
-async def test_odd_number(nodes: RedisNodes, clients: Clients, caplog: pytest.LogCaptureFixture) -> None:
-    """Three and five nodes are not warned about."""
+async def test_no_warning_for_three_or_five_nodes(
+    nodes: RedisNodes, clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three and five nodes cause no warning."""
     with caplog.at_level(logging.WARNING, "fencelock"):
         for number in (3, 5):
             clients.connect("redlock://" + ",".join(node.address for node in nodes.members[:number]))
@@ -392,8 +395,8 @@ async def test_tls(redis_tls: RedisTls, clients: Clients) -> None:
         await clients.connect(redis_tls.tls_url.replace("rediss", "redlocks").partition("?")[0]).inspect("x")
 
 
-async def test_little_stays(nodes: RedisNodes, locks: LocksView) -> None:
-    """Of names that were locked and released the nodes keep a number each for a while, and forget it behind the floor."""
+async def test_nodes_keep_one_number_per_released_name(nodes: RedisNodes, locks: LocksView) -> None:
+    """The nodes keep one number for each released name for a while, and remove it below the floor."""
     for number in range(50):
         await take(locks, f"name {number}")
     for node in nodes.members:
@@ -401,8 +404,8 @@ async def test_little_stays(nodes: RedisNodes, locks: LocksView) -> None:
         assert keys <= {b"seen", b"before", b"layout"}
 
 
-async def test_collection(nodes: RedisNodes, locks: LocksView) -> None:
-    """What a node has seen of a name is forgotten only behind its floor, and tokens rise all the same."""
+async def test_tokens_rise_after_nodes_forget_a_name(nodes: RedisNodes, locks: LocksView) -> None:
+    """A node forgets the number of a name only below its floor, and tokens still rise."""
     token = await take(locks, "x")
     for round in (1, 2, 3):
         for node in nodes.members:  # as if the minute were over

@@ -15,12 +15,12 @@ import redis
 import fencelock
 from fencelock import EngineUnavailable, InvalidURL, aio
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, background
+from tests.contract.steps import background
 from tests.engines.conftest import Clients
 from tests.engines.redis_server import connections, tell
 from tests.servers.proxy import Proxies, Proxy
 from tests.servers.redis import Redis
-from tests.servers.waiting import eventually
+from tests.support.waiting import SOON, eventually_blocking
 
 Nodes = Sequence[Redis]
 LOCK = "fencelock:redlock:lock:x"
@@ -30,7 +30,7 @@ LOCK = "fencelock:redlock:lock:x"
 def nodes(redis_nodes: Callable[[int], Nodes]) -> Nodes:
     """The nodes that all tests share, empty, and with nobody connected."""
     nodes = redis_nodes(5)
-    assert eventually(lambda: not any(map(connections, nodes))), "an earlier test left connections behind"
+    eventually_blocking(lambda: not any(map(connections, nodes)), "the connections of earlier tests are closed")
     for node in nodes:
         tell(node, "FLUSHALL")
     return nodes
@@ -185,7 +185,7 @@ async def test_refused_by_most_nodes(nodes: Nodes, clients: Clients) -> None:
     finally:
         for node in nodes[:3]:
             tell(node, "CONFIG", "SET", "maxmemory", "0")
-    assert eventually(lambda: not [key for node in nodes for key in tell(node, "KEYS", "*:queue:*")])
+    eventually_blocking(lambda: not [key for node in nodes for key in tell(node, "KEYS", "*:queue:*")])
 
 
 async def test_release_whose_answers_are_lost_with_their_connections(
@@ -202,7 +202,7 @@ async def test_release_whose_answers_are_lost_with_their_connections(
         return bool(await lease.release())
 
     async with background(release()) as (releasing,):
-        assert await asyncio.to_thread(eventually, lambda: not any(tell(node, "EXISTS", LOCK) for node in nodes))
+        await asyncio.to_thread(eventually_blocking, lambda: not any(tell(node, "EXISTS", LOCK) for node in nodes))
         for member in between.members[:3]:
             member.disconnect()
             member.heal()
@@ -216,7 +216,7 @@ async def test_undo_lost_with_its_connection(nodes: Nodes, between: Proxies, cli
     locks = clients.connect(url_of(between.members))
     await connect_to_all(locks, nodes)
     lease = await locks.lock("x", ttl=30).acquire()
-    assert await asyncio.to_thread(eventually, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
+    await asyncio.to_thread(eventually_blocking, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
     await asyncio.sleep(0.1)  # all have answered
     for member in between.members[:2]:
         member.drop("to_server")
@@ -251,7 +251,7 @@ def busy(nodes: Nodes) -> Iterator[Callable[[Nodes], None]]:
             tell(node, "CONFIG", "SET", "busy-reply-threshold", "50")
             threads.append(threading.Thread(target=_endless, args=(node,)))
             threads[-1].start()
-        assert eventually(lambda: all(map(_is_busy, members)))
+        eventually_blocking(lambda: all(map(_is_busy, members)))
 
     yield keep_busy
     for node in nodes:
@@ -283,7 +283,7 @@ async def test_release_that_nodes_refuse(
     locks = clients.connect(url_of(nodes))
     await connect_to_all(locks, nodes)
     lease = await locks.lock("x", ttl=60).acquire()
-    assert await asyncio.to_thread(eventually, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
+    await asyncio.to_thread(eventually_blocking, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
     await asyncio.to_thread(busy, nodes[:number])
     if number == 2:
         assert await lease.release()

@@ -16,10 +16,12 @@ import pytest
 from fencelock.core.clock import boottime
 from fencelock.core.runtime import NO_REPLY, Endpoint
 from fencelock.engines.redis.connector import from_url
-from fencelock.runtime.socket_connection import CHUNK, SocketConnection, request_all
-from tests.contract.subject import SOON
+from fencelock.runtime.socket_connection import SocketConnection
+from fencelock.runtime.socket_poll import request_all
+from fencelock.runtime.socket_stream import CHUNK
 from tests.interrupts import interrupted_at
 from tests.servers.redis import Redis
+from tests.support.waiting import SOON
 
 RESET = struct.pack("ii", 1, 0)
 MANY_STEPS = 200
@@ -79,14 +81,14 @@ def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
     assert not connection.alive()
 
 
-def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
+def test_request_interrupted_while_it_is_sent(server: Redis, made: ExitStack) -> None:
     """A wire that was interrupted as it sent is answered afterwards, or closed: nothing is waited for that was not sent."""
     pack, begun = from_url(server.url).pack, time.monotonic()
     for step in range(1, MANY_STEPS):
         connection = wire_to(server.port, made)
         interrupted = interrupted_at(
             step,
-            (SocketConnection.post, SocketConnection.tell),
+            (SocketConnection.post, SocketConnection._use, SocketConnection._send_request),
             partial(connection.post, pack(("PING",)), [NO_REPLY], 0),
         )
         if connection.open:
@@ -102,7 +104,7 @@ def test_interrupted_as_it_is_sent(server: Redis, made: ExitStack) -> None:
 
 
 def test_descriptor_that_is_anothers(made: ExitStack) -> None:
-    """Whoever asks over wires that another thread closes is told at once, though their numbers are another's right away."""
+    """A request on a connection that another thread closes fails at once, although its descriptor number is reused."""
     for _ in range(10):
         server = listener(made)
         wires = [wire_to(server.getsockname()[1], made) for _ in range(5)]
@@ -135,7 +137,7 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
     send = SocketConnection._send
 
     answers: list[Any] = [NO_REPLY]
-    connection.owed.append((0.0, answers, 0))
+    connection.pending.append((0.0, answers, 0))
     reader = threading.Thread(
         target=connection.read_available, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON)
     )
@@ -153,7 +155,7 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
         reader.start()
         time.sleep(0.05)
     monkeypatch.setattr(SocketConnection, "_send", send_slowly)
-    connection.tell(b"x")
+    connection.send(b"x")
     peer.sendall(b"+OK\r\n")
     reader.join(SOON)
     assert connection.open

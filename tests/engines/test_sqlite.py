@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fencelock.engines.sqlite.engine import SqliteEngine
 from fencelock.engines.sqlite.paths import network_file_system, path_of
 from tests.contract.worker import Worker
 from tests.servers import packages
+from tests.support.processes import Child
 
 SOON = 15.0
 
@@ -504,7 +505,7 @@ def test_sqlalchemy_means_the_same_file(url: str) -> None:
 
 
 def test_three_slashes_before_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever writes three slashes and means an absolute path is told to write four; no database is made anywhere."""
+    """A URL with three slashes and a path that exists only from the root is refused; the error says to write four."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -548,18 +549,11 @@ def test_created_by_many_at_once(url: str, path: Path) -> None:
     """Eight processes that create the database at the same moment all work, on one and the same."""
     for attempt in range(3):
         at = time.time() + 0.6
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", CREATE, f"{url}{attempt}", str(at)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            for _ in range(8)
-        ]
+        processes = [Child.of_source(CREATE, f"{url}{attempt}", str(at)) for _ in range(8)]
         tokens: list[int] = []
         for process in processes:
-            out, err = process.communicate(timeout=60)
-            assert process.returncode == 0, err.decode()
+            status, out = process.ends()
+            assert status == 0
             tokens += json.loads(out)
         assert len(set(tokens)) == len(tokens) == 8 * 20
 
@@ -589,24 +583,20 @@ import sys, sqlite3
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 connection.execute("BEGIN IMMEDIATE")
 print("in", flush=True)
-sys.stdin.read(1)
+sys.stdin.readline()
 connection.execute("ROLLBACK")
 print("out", flush=True)
-sys.stdin.read(1)
+sys.stdin.readline()
 """
 
 
 def test_stopped_in_the_middle_of_a_transaction(url: str, path: Path) -> None:
     """While a process is stopped inside a transaction the others say so soon after their timeout; then they go on."""
-    with fencelock.connect(url) as locks:
+    with ExitStack() as stack, fencelock.connect(url) as locks:
         lease = locks.lock("held", ttl=8).acquire()  # more than enough for all that comes before it is lost
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD_THE_WRITE_LOCK, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"in\n"
-        os.kill(process.pid, signal.SIGSTOP)
+        process = stack.enter_context(Child.of_source(HOLD_THE_WRITE_LOCK, str(path)))
+        assert process.read_line() == "in"
+        process.stop()
         begun = time.monotonic()
         with pytest.raises((EngineUnavailable, LockTimeout)) as caught:
             locks.lock("x").acquire(timeout=0.5)
@@ -617,25 +607,17 @@ def test_stopped_in_the_middle_of_a_transaction(url: str, path: Path) -> None:
         assert [holder.token for holder in locks.inspect("held").holders] == [lease.token]  # reading goes on
         assert lease.lost.wait(SOON)
         assert lease.reason is LossReason.EXPIRED
-        os.kill(process.pid, signal.SIGCONT)
-        process.stdin.write(b"x")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"out\n"
+        process.resume()
+        assert process.request("x") == "out"
         assert take(locks) > lease.token
-        process.communicate(b"x", timeout=SOON)
 
 
 def test_killed_in_the_middle_of_a_transaction(url: str, path: Path) -> None:
     """A process that is killed inside a transaction leaves the database as it was, and unlocked."""
     with fencelock.connect(url) as locks:
         before = take(locks)
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD_THE_WRITE_LOCK, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"in\n"
-        process.kill()
-        process.communicate()
+        with Child.of_source(HOLD_THE_WRITE_LOCK, str(path)) as process:
+            assert process.read_line() == "in"
         assert take(locks) > before
 
 
@@ -644,16 +626,16 @@ def test_killed_at_any_moment(url: str) -> None:
     source = (
         "import sys, fencelock\n"
         "locks = fencelock.connect(sys.argv[1])\n"
+        "print('ready', flush=True)\n"
         "while True:\n"
         "    with locks.lock('x', ttl=0.1): pass\n"
     )
     highest = 0
     with fencelock.connect(url) as locks:
         for number in range(6):
-            process = subprocess.Popen([sys.executable, "-c", source, url])
-            time.sleep(0.25 + number * 0.013)
-            process.kill()
-            process.wait()
+            with Child.of_source(source, url) as process:
+                assert process.read_line() == "ready"
+                time.sleep(number * 0.013)
             token = take(locks)
             assert token > highest
             highest = token
@@ -772,15 +754,15 @@ with fencelock.connect(url) as locks:
 
 def test_log_does_not_grow_under_load(url: str, path: Path) -> None:
     """Nor does it when several processes write without a pause."""
-    processes = [subprocess.Popen([sys.executable, "-c", HAMMER, url, str(number)]) for number in range(4)]
+    processes = [Child.of_source(HAMMER, url, str(number)) for number in range(4)]
     largest = 0
-    while any(process.poll() is None for process in processes):
+    while any(child.process.poll() is None for child in processes):
         time.sleep(0.05)
         try:
             largest = max(largest, Path(f"{path}-wal").stat().st_size)
         except OSError:
             pass
-    assert all(process.returncode == 0 for process in processes)
+    assert [child.ends()[0] for child in processes] == [0] * 4
     assert largest < 50_000_000
 
 

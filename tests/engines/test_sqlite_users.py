@@ -146,7 +146,7 @@ def test_common_group(folder: Path) -> None:
 
 
 def test_common_group_with_any_umask_once_it_is_there(folder: Path) -> None:
-    """Only whoever creates the database needs the umask: SQLite gives the files beside it the same mode."""
+    """Only the process that creates the database needs the umask: SQLite gives the files beside it the same mode."""
     os.chown(folder, 0, TEAM)
     os.chmod(folder, 0o2770)
     path = folder / "locks.db"
@@ -161,8 +161,8 @@ def test_never_writable_for_all(folder: Path) -> None:
     assert stat.S_IMODE((folder / "locks.db").stat().st_mode) == 0o664
 
 
-def test_mode_that_settles_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that gets its mode a moment after it was created, as SQLite does it, is waited for."""
+def test_file_mode_that_is_set_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waits for a file that gets its mode a moment after its creation, as SQLite does it."""
     answers = iter(["it may not be written", "it may not be written", None])
     monkeypatch.setattr(database_module, "foreign_side_file", lambda path: next(answers))
     with fencelock.connect(f"sqlite:///{folder}/locks.db") as locks, locks.lock("x"):

@@ -16,11 +16,13 @@ import pytest
 import fencelock
 from fencelock import EngineUnavailable
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
-from tests.contract.subject import SOON, eventually, take
+from tests.contract.steps import take
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import bare, chroot, engine_of, session_of
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeper
+from tests.support.processes import Child
+from tests.support.waiting import SOON, eventually
 
 
 def with_login(url: str, login: str) -> str:
@@ -134,7 +136,7 @@ async def test_idle_session_is_given_back(
 
 
 async def test_node_without_content(zookeeper1: ZooKeeper, clients: Clients) -> None:
-    """A node that somebody made by hand stands in line like any other: whoever looks sees it, and may remove it."""
+    """A node made by hand blocks like any other claim; `inspect` shows it, and `force_release` removes it."""
     locks = clients.connect(chroot(zookeeper1))
     await take(locks, "x")
     with bare(zookeeper1) as kazoo:
@@ -152,58 +154,23 @@ waiter = threading.Thread(target=locks.lock('x', ttl=60).acquire, daemon=True)
 waiter.start()
 while not locks.inspect('x').waiters: pass
 print('ready', flush=True)
-{then}
+1 / 0
 """
 
 
-@pytest.mark.parametrize("then", ["", "sys.exit(3)", "1 / 0", "sys.stdin.read()"])
-def test_end_of_the_interpreter(zookeeper1: ZooKeeper, then: str) -> None:
-    """A program that ends, however, with locks held and waited for, ends at once and leaves nothing behind."""
+def test_program_that_ends_with_an_exception(zookeeper1: ZooKeeper) -> None:
+    """A program that holds a lock and waits for it in a thread ends at once, and leaves no claim."""
     url = chroot(zookeeper1)
-    program = subprocess.Popen(
-        [sys.executable, "-c", EXIT.format(then=then), url], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
-    _, errors = program.communicate("", timeout=2 * SOON)
+    program = Child.of_source(EXIT, url, stderr=subprocess.PIPE)
+    assert program.read_line() == "ready"
+    _, errors = program.process.communicate("", timeout=2 * SOON)
     assert "Fatal" not in errors
     with fencelock.connect(url) as locks, locks.lock("x", timeout=SOON):
         pass
 
 
-FORK = """
-import os, sys, time, fencelock
-locks = fencelock.connect(sys.argv[1])
-lease = locks.lock('x', ttl=15).acquire()
-for _ in range(5):
-    child = os.fork()
-    if not child:
-        assert lease.is_lost() and lease.reason == 'forked'
-        assert locks.lock('x').try_acquire() is None
-        with locks.lock('y', timeout=10): pass
-        locks.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    lease.check()
-before = lease.deadline
-while lease.deadline == before:  # until it is renewed
-    lease.check()
-    time.sleep(0.05)
-assert lease.release()
-"""
-
-
-def test_fork(zookeeper1: ZooKeeper) -> None:
-    """A child drops the parent's session without a word and has its own; the parent's lease lives on."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, chroot(zookeeper1)], check=False, capture_output=True, text=True, timeout=90
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_import_without_kazoo() -> None:
-    """Whoever lacks the driver is told which extra brings it."""
+    """Without kazoo, the error names the extra to install."""
     program = (
         "import sys; sys.modules['kazoo'] = None\n"
         "import fencelock\n"

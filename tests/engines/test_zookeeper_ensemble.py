@@ -11,10 +11,11 @@ import pytest
 from fencelock import EngineUnavailable, LossReason
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from tests.contract.runtimes import LocksView
-from tests.contract.subject import SOON, eventually, take
+from tests.contract.steps import take
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import chroot, session_of
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperCluster
+from tests.support.waiting import SOON, eventually
 
 LONG = 60.0
 ONE_RUNTIME = pytest.mark.runtime_name("aio")
@@ -75,7 +76,7 @@ async def test_restart_without_its_data(
 ) -> None:
     """A server that comes back empty: the lease ends by its own clock, tokens still rise as the clock does, and it is logged.
 
-    The server does not say that it knows nothing of the session: it refuses whoever has seen more than it has.
+    The server does not report that it has no such session: it refuses a client that has seen a later transaction.
     """
     server = own_zookeeper()
     locks = clients.connect(chroot(server))

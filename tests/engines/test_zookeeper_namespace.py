@@ -9,7 +9,7 @@ import pytest
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
 from fencelock.model import Claim, Grant, Waiting
-from tests.contract.subject import take
+from tests.contract.steps import take
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import bare, chroot, engine_of
 from tests.servers.zookeeper import ZooKeeper
@@ -17,8 +17,8 @@ from tests.servers.zookeeper import ZooKeeper
 
 def two(server: ZooKeeper, clients: Clients) -> tuple[ZooKeeperEngine, ZooKeeperEngine]:
     """Return two engines on one namespace."""
-    subject = clients.on(chroot(server))
-    first, second = subject.engine(), subject.engine()
+    factory = clients.on(chroot(server))
+    first, second = factory.engine(), factory.engine()
     assert isinstance(first, ZooKeeperEngine)
     assert isinstance(second, ZooKeeperEngine)
     return first, second

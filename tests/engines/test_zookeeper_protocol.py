@@ -11,9 +11,9 @@ from fencelock.core.runtime import NO_REPLY
 from fencelock.engines.zookeeper.connection import ZooKeeperConnection
 from fencelock.engines.zookeeper.protocol import FrameParser, Malformed, Multi, Reply
 from fencelock.runtime.blocking import run_sync
-from tests.contract.subject import SOON
 from tests.engines.zookeeper_server import chroot, session_of
 from tests.servers.zookeeper import ZooKeeper
+from tests.support.waiting import SOON
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])

@@ -31,11 +31,12 @@ from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.model import Claim, Grant, Mode, Renewal, Waiting
 from fencelock.runtime.blocking import run_sync
 from tests.contract.runtimes import core_of
-from tests.contract.subject import SOON, background, eventually, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import bare, chroot, engine_of, session_of
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import ZooKeeper
+from tests.support.waiting import SOON, eventually
 
 REQUESTS = (CloseSession, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync, Multi, CreateContainer)
 NAMES = {request.type: request.__name__ for request in REQUESTS}
@@ -78,11 +79,11 @@ async def granted(engine: Engine, waiting: Grant | Waiting) -> Grant:
 
 async def test_one_waiter_wakes_for_each_release(zookeeper1: ZooKeeper, clients: Clients, sent: Counter[str]) -> None:
     """With 200 waiters on one name a release fires one watch, and one client reads the queue."""
-    subject = clients.on(chroot(zookeeper1))
-    engine = subject.engine()
+    factory = clients.on(chroot(zookeeper1))
+    engine = factory.engine()
 
     def run(work: Coroutine[Any, Any, Grant]) -> Awaitable[Grant]:
-        return work if clients.runtime_name == "aio" else subject.call(run_sync, work)  # a thread for each
+        return work if clients.runtime_name == "aio" else factory.call(run_sync, work)  # a thread for each
 
     claims = [Claim("x", 60, f"c{number}") for number in range(200)]
     outcomes = [await attempt(engine, claim) for claim in claims]
@@ -172,8 +173,8 @@ async def test_limits_may_differ(zookeeper1: ZooKeeper, clients: Clients) -> Non
 
 async def test_downgrade_admits_readers_and_keeps_the_token(zookeeper1: ZooKeeper, clients: Clients) -> None:
     """A downgrade replaces the node in place: readers behind it hold too, a writer behind them waits for all of them."""
-    subject = clients.on(chroot(zookeeper1))
-    engine, other = subject.engine(), subject.engine()
+    factory = clients.on(chroot(zookeeper1))
+    engine, other = factory.engine(), factory.engine()
     writer = await attempt(engine, Claim("x", 30, "writer", value="here"))
     assert isinstance(writer, Grant)
     reader, last = await attempt(other, Claim("x", 30, mode=Mode.SHARED)), await attempt(other, Claim("x", 30))
@@ -332,8 +333,8 @@ async def test_waiter_behind_a_dead_session(zookeeper1: ZooKeeper, clients: Clie
 
 async def test_waiter_that_leaves_does_not_admit_the_next(zookeeper1: ZooKeeper, clients: Clients) -> None:
     """A waiter behind one that gave up, or that once held the name and was enqueued again, waits for the holder."""
-    subject = clients.on(chroot(zookeeper1))
-    first, second, third = subject.engine(), subject.engine(), subject.engine()
+    factory = clients.on(chroot(zookeeper1))
+    first, second, third = factory.engine(), factory.engine(), factory.engine()
     claim, late = Claim("x", 30), Claim("x", 30)
     lost = await attempt(first, claim)
     assert isinstance(lost, Grant)

@@ -10,10 +10,11 @@ import pytest
 
 from fencelock import EngineUnavailable
 from fencelock.model import new_id
-from tests.contract.subject import SOON, background, renewed, take, waiting
+from tests.contract.steps import background, renewed, take, waiting
 from tests.engines.conftest import Clients
 from tests.servers.zookeeper import ZooKeeper
 from tests.servers.zookeeper_tls import ZooKeeperTls
+from tests.support.waiting import SOON
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,11 @@ from fencelock.engines.zookeeper import namespace
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
 from fencelock.engines.zookeeper.namespace import MAX_LAG_US
 from fencelock.model import Claim, Grant, Mode, Waiting
-from tests.contract.subject import eventually, take
+from tests.contract.steps import take
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import bare, chroot
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperCluster
+from tests.support.waiting import eventually
 
 HOUR_US = 3600 * 10**6
 
@@ -43,8 +44,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def engines(server: object, clients: Clients, number: int = 2) -> list[ZooKeeperEngine]:
     """Return clients of one namespace."""
-    subject = clients.on(chroot(server))
-    found = [subject.engine() for _ in range(number)]
+    factory = clients.on(chroot(server))
+    found = [factory.engine() for _ in range(number)]
     assert all(isinstance(engine, ZooKeeperEngine) for engine in found)
     return found  # type: ignore[return-value]
 

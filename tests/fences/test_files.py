@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from fencelock import FencelockError, StaleToken
 from fencelock.fences.file import FileFence, _copy_owner_and_mode, _FencedFile
 from tests.fences.fake_lease import fake_lease
+from tests.support.processes import Child
 
 
 def test_only_the_newest_token_writes_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,19 +103,11 @@ def test_file_writer_killed(tmp_path: Path) -> None:
     )
     path, fence, token = tmp_path / "stock", FileFence(), 0
     for pause in (0.0, 0.005, 0.02):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(path), str(token)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        while not path.exists():
-            pass
-        try:
-            process.wait(pause)
-        except subprocess.TimeoutExpired:
-            pass
-        process.kill()
-        process.communicate()
+        with Child.of_source(program, str(path), str(token)) as writer:
+            assert writer.read_line() == "on"
+            while not path.exists():
+                pass
+            time.sleep(pause)
         written = path.read_text()
         length = len(written) // 1000
         assert written == written[:length] * 1000

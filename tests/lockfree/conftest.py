@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from fencelock.model import new_id
-from tests.lockfree.databases import KINDS, NAMES, Child, Database, children
+from tests.lockfree.databases import KINDS, NAMES, Database, children
 from tests.servers.mariadb import MariaDB
 from tests.servers.plugin import Session
 from tests.servers.postgres import Postgres
+from tests.support.processes import Child
 
 SERVERS = {"postgresql": "postgres", "mariadb": "mariadb"}
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.schema import create_tables
 from fencelock.sqlio.drivers import resolve
+from tests.support.processes import Child
 
 NAMES = ("sqlite", "postgresql", "mariadb")
 MARK = {"sqlite": "?", "postgresql": "%s", "mariadb": "%s"}
@@ -202,52 +199,14 @@ KINDS: dict[tuple[str, str], Any] = {
 # ------------------------------------------------------------------------------------------- processes
 
 
-class Child:
-    """Another process, with `database` and `connection`; it prints JSON, and continues after a line of input."""
-
-    def __init__(self, database: Database, program: str, *args: str) -> None:
-        start = (
-            "import sys\nfrom tests.lockfree.databases import Database, connect_to\n"
-            "url = sys.argv[1]\nconnection = connect_to(url)\nargs = sys.argv[2:]\n"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", start + program, database.url, *args],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
-
-    def says(self) -> Any:
-        """Return the next line that it prints, as JSON."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the process ended"
-        return json.loads(line)
-
-    def go_on(self) -> None:
-        """Send it a line."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def kill(self) -> None:
-        """Kill it, as by kill -9, and wait until it is gone."""
-        self.process.kill()
-        self.process.wait(60)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
 @contextmanager
 def children() -> Iterator[Callable[..., Child]]:
-    """Makes processes that are gone at the end."""
-    made: list[Child] = []
-
-    def make(database: Database, program: str, *args: str) -> Child:
-        made.append(Child(database, program, *args))
-        return made[-1]
-
-    try:
-        yield make
-    finally:
-        for child in made:
-            child.kill()
+    """Makes processes with `url`, `connection` and `args`, and kills them at the end."""
+    begin = (
+        "import sys\nfrom tests.lockfree.databases import Database, connect_to\n"
+        "url = sys.argv[1]\nconnection = connect_to(url)\nargs = sys.argv[2:]\n"
+    )
+    with ExitStack() as stack:
+        yield lambda database, program, *args: stack.enter_context(
+            Child.of_source(begin + program, database.url, *args)
+        )

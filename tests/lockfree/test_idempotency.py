@@ -12,8 +12,9 @@ import pytest
 from fencelock import FencelockError, InvalidType, KeyInProgress, KeyReused
 from fencelock.aio.lockfree import idempotency as aio_idempotency
 from fencelock.lockfree.idempotency import IdempotencyKey, idempotent, prune
-from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.databases import KINDS, Database
 from tests.lockfree.halves import half_of, resolve
+from tests.support.processes import Child
 
 Children = Callable[..., Child]
 
@@ -101,7 +102,7 @@ def test_rolled_back(database: Database, key: str) -> None:
 def test_killed(database: Database, key: str, child: Children, stop: str) -> None:
     """Killed between claim and commit: neither write nor result is stored, and a waiting run does the work."""
     other = child(database, CHARGE, key, stop)
-    assert other.says() == stop
+    assert other.read_json() == stop
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pay, database, key)
         other.kill()
@@ -111,7 +112,7 @@ def test_killed(database: Database, key: str, child: Children, stop: str) -> Non
 
 def test_many_processes_at_once(database: Database, key: str, child: Children) -> None:
     """Of several processes with one key, one does the work, and all have its result."""
-    said = [made.says() for made in [child(database, CHARGE, key, "") for _ in range(3)]]
+    said = [made.read_json() for made in [child(database, CHARGE, key, "") for _ in range(3)]]
     assert sorted(repeated for repeated, _ in said) == [False, True, True]
     assert len({result["by"] for _, result in said}) == 1
     assert database.charges(key) == 1

@@ -15,8 +15,9 @@ from fencelock import FencelockError, InvalidName, KeyInProgress, KeyReused
 from fencelock.lockfree.idempotency import IdempotencyKey, fingerprint, idempotent
 from fencelock.lockfree.outbox import Outbox
 from fencelock.lockfree.schema import create_tables
-from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.databases import KINDS, Database
 from tests.lockfree.halves import half_of
+from tests.support.processes import Child
 
 COMMITS = """
 import json
@@ -110,7 +111,7 @@ def test_same_key_inside(database: Database, key: str) -> None:
 def test_killed_after_a_commit_inside(database: Database, key: str, wait: bool, child: Callable[..., Child]) -> None:
     """Who commits inside the block and dies leaves work without a result: it is not done again, and that is said."""
     other = child(database, COMMITS, key)
-    assert other.says() == "committed"
+    assert other.read_json() == "committed"
     for dead in (False, True):
         if dead:
             other.kill()

@@ -77,7 +77,7 @@ def test_crashed_run_is_taken_over(redis_node: Redis, databases: Any, key: str) 
     """A run whose process was killed is taken over, by a higher token, once its lease is over, and not before."""
     with children() as make, fencelock.connect(redis_node.url) as locks:
         crashing = make(databases("sqlite"), CRASH, redis_node.url, key)
-        assert crashing.says() == 0
+        assert crashing.read_json() == 0
         crashing.kill()
         with pytest.raises(KeyReused):  # what crashed was about something else
             pay(locks, key, "something else")

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 from fencelock.lockfree.outbox import Outbox
-from tests.lockfree.databases import Child, Database
+from tests.lockfree.databases import Database
+from tests.support.processes import Child
 
 KEYS = 30
 
@@ -45,13 +46,13 @@ def test_every_key_is_executed_once(database: Database, key: str, child: Callabl
     chance = random.Random(key)
     workers = [child(database, WORK, key, str(seed), str(KEYS)) for seed in range(3)]
     for seed in range(3, 5):
-        doomed = workers.pop(0)
-        doomed.says()
+        killed = workers.pop(0)
+        killed.read_json()
         time.sleep(chance.random() / 10)
-        doomed.kill()
+        killed.kill()
         workers.append(child(database, WORK, key, str(seed), str(KEYS)))
     for worker in workers:
-        assert [worker.says(), worker.says()] == [0, 1]
+        assert [worker.read_json(), worker.read_json()] == [0, 1]
     counts = database.ask("SELECT name, count(*) FROM charge WHERE name LIKE ? GROUP BY name", f"{key}:%")
     assert sorted(counts) == sorted((f"{key}:{number}", 1) for number in range(KEYS))
     with database.connected() as connection:

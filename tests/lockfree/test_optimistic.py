@@ -28,10 +28,11 @@ from fencelock.lockfree.optimistic import (
     check_if_match,
     etag,
 )
-from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.databases import KINDS, Database
 from tests.lockfree.halves import half_of, resolve
 from tests.servers.etcd import Etcd
 from tests.servers.redis import Redis
+from tests.support.processes import Child
 
 TABLE = "CREATE TABLE IF NOT EXISTS account (id varchar(40) PRIMARY KEY, balance integer, version integer)"
 
@@ -101,7 +102,7 @@ def test_no_version(database: Database, account: str) -> None:
 def test_processes_lose_nothing(database: Database, account: str, child: Callable[..., Child]) -> None:
     """Several processes spend at the same time, and every single amount is gone exactly once."""
     for spender in [child(database, SPEND, account) for _ in range(3)]:
-        assert spender.says() == 0
+        assert spender.read_json() == 0
     assert balance(database, account) == (40, 61)
 
 

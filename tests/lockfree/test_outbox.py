@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +20,10 @@ from fencelock.aio.lockfree import relay as aio_relay
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
-from tests.lockfree.databases import KINDS, Child, Database
+from tests.lockfree.databases import KINDS, Database
 from tests.lockfree.halves import half_of, resolve
-from tests.servers.waiting import eventually
+from tests.support.processes import Child
+from tests.support.waiting import eventually_blocking
 
 RELAY = """
 import json
@@ -127,13 +126,13 @@ def test_killed_while_delivering(database: Database, key: str, child: Callable[.
     outbox, locks = Outbox(key), f"sqlite:///{tmp_path}/locks.db"
     put(database, outbox, ("a", 1), ("a", 2))
     first = child(database, RELAY, locks, key, "hold")
-    said = [first.says()]
+    said = [first.read_json()]
     first.kill()
     second = child(database, RELAY, locks, key, "")
-    said += [second.says(), second.says()]
+    said += [second.read_json(), second.read_json()]
     assert [payload for _, payload, _ in said] == [1, 1, 2]
     assert said[1][2] > said[0][2]
-    assert eventually(lambda: pending(database, outbox) == 0)
+    eventually_blocking(lambda: pending(database, outbox) == 0)
 
 
 @pytest.mark.parametrize("on", ["sqlite", pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
@@ -142,20 +141,20 @@ def test_stopped_while_delivering(database: Database, key: str, child: Callable[
     outbox, locks = Outbox(key), f"sqlite:///{tmp_path}/locks.db"
     put(database, outbox, ("a", 1), ("a", 2))
     first = child(database, RELAY, locks, key, "hold")
-    assert first.says()[1] == 1
-    os.kill(first.process.pid, signal.SIGSTOP)
+    assert first.read_json()[1] == 1
+    first.stop()
     second = child(database, RELAY, locks, key, "")
-    assert [second.says()[1], second.says()[1]] == [1, 2]
+    assert [second.read_json()[1], second.read_json()[1]] == [1, 2]
     put(database, outbox, ("a", 3))
-    assert second.says()[1] == 3
-    assert eventually(lambda: pending(database, outbox) == 0)
-    os.kill(first.process.pid, signal.SIGCONT)
-    first.go_on()
+    assert second.read_json()[1] == 3
+    eventually_blocking(lambda: pending(database, outbox) == 0)
+    first.resume()
+    first.send_line()
     second.kill()
     put(database, outbox, ("a", 4))
-    assert first.says()[1] == 4  # in line again, and on its turn: neither 2 nor 3 came from it before
-    first.go_on()
-    assert eventually(lambda: pending(database, outbox) == 0)
+    assert first.read_json()[1] == 4  # in line again, and on its turn: neither 2 nor 3 came from it before
+    first.send_line()
+    eventually_blocking(lambda: pending(database, outbox) == 0)
 
 
 def test_replaced_relay_cannot_delete_messages(database: Database, key: str) -> None:
@@ -195,8 +194,8 @@ def test_failing_key_does_not_delay_other_keys(database: Database, key: str) -> 
 
     with fencelock.connect("memory://failing") as locks:
         with running(Relay(outbox, database.connect, deliver, locks, poll=0.01, batch=2)):
-            assert eventually(lambda: len(got) == 4)
-            assert eventually(lambda: pending(database, outbox) == 0)
+            eventually_blocking(lambda: len(got) == 4)
+            eventually_blocking(lambda: pending(database, outbox) == 0)
     assert [payload for payload in got if payload % 2 == 0] == [2, 4]
     assert [payload for payload in got if payload % 2] == [1, 3]
     assert got[:2] == [2, 4]
@@ -240,9 +239,9 @@ def test_relay_reconnects(database: Database, key: str) -> None:
     with fencelock.connect("memory://hangs-up") as locks:
         with running(Relay(outbox, connect, deliver, locks, poll=0.01)):
             put(database, outbox, ("a", 1))
-            assert eventually(lambda: got == [1, 1])
+            eventually_blocking(lambda: got == [1, 1])
             put(database, outbox, ("a", 2))
-            assert eventually(lambda: pending(database, outbox) == 0)
+            eventually_blocking(lambda: pending(database, outbox) == 0)
     assert got == [1, 1, 2]
 
 
@@ -259,13 +258,13 @@ def test_one_relay_of_several_delivers(database: Database, key: str) -> None:
         relays = [relay("one"), relay("other")]
         with running(relays[0]):
             put(database, outbox, ("a", 1))
-            assert eventually(lambda: len(got) == 1)
+            eventually_blocking(lambda: len(got) == 1)
             with running(relays[1]):
                 put(database, outbox, ("a", 2))
-                assert eventually(lambda: len(got) == 2)
+                eventually_blocking(lambda: len(got) == 2)
                 relays[0].stop()
                 put(database, outbox, ("a", 3))
-                assert eventually(lambda: len(got) == 3)
+                eventually_blocking(lambda: len(got) == 3)
     assert [payload for _, payload in got] == [1, 2, 3]
     assert (got[0][0], got[-1][0]) == ("one", "other")
 
@@ -297,7 +296,7 @@ async def test_awaited(database: Database, on: str, key: str) -> None:
         relay = aio_relay.Relay(aio_outbox.Outbox(key), connect, deliver, locks, poll=0.01, ttl=1)
         task = asyncio.create_task(relay.run())
         await interrupted.wait()
-        assert await asyncio.to_thread(eventually, lambda: pending(database, outbox) == 0)
+        await asyncio.to_thread(eventually_blocking, lambda: pending(database, outbox) == 0)
         relay.stop()
         await task
     assert (got[:2], got[-1]) == ([1, 1], 2)
@@ -349,7 +348,7 @@ def test_idle_relay_stops_at_once(database: Database, key: str) -> None:
     with fencelock.connect("memory://stop") as locks:
         started = time.monotonic()
         with running(Relay(Outbox(key), database.connect, print, locks, poll=600)):
-            assert eventually(lambda: bool(list(locks.names())))
+            eventually_blocking(lambda: bool(list(locks.names())))
         assert time.monotonic() - started < 60
 
 

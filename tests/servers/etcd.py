@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.servers import certificate, packages
 from tests.servers.cluster import Cluster
-from tests.servers.server import Server, StartFailed
-from tests.servers.waiting import eventually
+from tests.servers.server import Server
+from tests.support.waiting import eventually_blocking
 
 
 class Etcd(Server):
@@ -167,8 +167,9 @@ class EtcdCluster(Cluster[Etcd]):
     def replace(self, newcomer: Etcd) -> None:
         """Tell the others that this member has lost its data: the old one leaves, a new one joins."""
         others = [member for member in self.members if member is not newcomer]
-        if not eventually(lambda: any(member.answers(1.0) for member in others)):
-            raise StartFailed(f"{newcomer!r} was wiped and cannot join again: no majority of the others is there")
+        eventually_blocking(
+            lambda: any(member.answers(1.0) for member in others), f"a majority lets {newcomer!r}, wiped, join again"
+        )
         helper = next(member for member in others if member.answers(1.0))
         listed = helper.call("/v3/cluster/member/list", {})["members"]
         for entry in listed:

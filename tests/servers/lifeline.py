@@ -1,8 +1,8 @@
 """Holds one server: run as a process of its own between the tests and the server, with the standard library alone.
 
-The server must not outlive the tests, even when they are killed -9 while the server is stopped by SIGSTOP. So the leash
-watches the tests' process by a pidfd; when it is gone, the leash kills the whole tree and removes the data folder. The
-kernel kills the server should the leash itself be killed. (PR_SET_PDEATHSIG alone would not do: it follows the *thread*
+The server must not outlive the tests, even when they are killed -9 while the server is stopped by SIGSTOP. So this process
+watches the tests' process by a pidfd; when it is gone, it kills the whole tree and removes the data folder. The
+kernel kills the server should this process itself be killed. (PR_SET_PDEATHSIG alone would not do: it follows the *thread*
 that forked, which may end long before the tests do, and it does not reach the server's children.)
 
 All tests start a thousand of these, so nothing is imported that takes longer than a bare interpreter does: no json, no
@@ -64,7 +64,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
-def _become_server(folder: str, account: str, environment: list[str], command: list[str], leash: int) -> None:
+def _become_server(folder: str, account: str, environment: list[str], command: list[str], lifeline: int) -> None:
     # Python ignores these two, and what is ignored stays ignored after exec.
     for number in (SIGPIPE, SIGXFSZ):
         ctypes.CDLL(None).signal(number, None)
@@ -76,7 +76,7 @@ def _become_server(folder: str, account: str, environment: list[str], command: l
     os.chdir(folder)
     # After the change of user, which would clear it.
     _prctl(PR_SET_PDEATHSIG, SIGKILL)
-    if os.getppid() != leash:
+    if os.getppid() != lifeline:
         os._exit(1)
     os.execve(command[0], command, dict(setting.split("=", 1) for setting in environment))
 
@@ -109,11 +109,11 @@ def main(tests: int, report: int, remove: bool, folder: str, account: str, words
     if os.getppid() != tests:
         return 1
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    leash = os.getpid()
+    lifeline = os.getpid()
     server = os.fork()
     if server == 0:
         try:
-            _become_server(folder, account, environment, command, leash)
+            _become_server(folder, account, environment, command, lifeline)
         except OSError as error:
             os.write(2, f"cannot run {command[0]}: {error}\n".encode())
         os._exit(127)

@@ -13,7 +13,7 @@ from tests.servers.server import Server
 
 
 class PgBouncer(Server):
-    """A pooler in transaction mode, unless `settings` say otherwise; whoever comes is `postgres`."""
+    """A pooler in transaction mode, unless `settings` say otherwise; all clients connect as `postgres`."""
 
     family = "pgbouncer"
 

@@ -150,7 +150,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _gather(items: list[pytest.Item]) -> None:
     """Keep the tests that share a heavy server in one process of pytest-xdist, so that not every process starts it.
 
-    The two colours of an engine go side by side. Of what is left pytest-xdist gives each process one test at a time.
+    The two runtimes of an engine run at the same time. pytest-xdist gives each process one test at a time of the rest.
     """
     for item in items:
         names = "+".join(sorted(needs(item)[0] - LIGHT))

@@ -1,4 +1,4 @@
-"""One server process with everything below it: started on a leash, paused, resumed, ended."""
+"""One server process with everything below it: started with a lifeline, paused, resumed, ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the leash is to run."""
+    """What the lifeline process starts."""
 
     command: tuple[str, ...]
     folder: Path
@@ -70,7 +70,7 @@ class Running:
             line = answer.readline()
         if not line:
             self._leash.wait()
-            raise RuntimeError(f"the leash ended before it could start {order.command[0]}")
+            raise RuntimeError(f"the lifeline process ended before it could start {order.command[0]}")
         self.pid = int(line)
         try:
             self._fd = os.pidfd_open(self.pid)
@@ -115,7 +115,7 @@ class Running:
             self._signal(pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL the server; its leash does the same to all that it leaves behind."""
+        """SIGKILL the server; its lifeline process kills the processes that it leaves."""
         self._signal(self.pid, signal.SIGKILL)
         self._wait(10.0)
 

@@ -19,7 +19,7 @@ TEMPLATES = CACHE / "templates"
 def fill(data: Path, name: str, recipe: Sequence[str], make: Callable[[], None]) -> None:
     """Fill an empty data folder from the template of this recipe; without one, make the data and keep a copy.
 
-    The cache is a convenience: where it cannot be written the data are made anew each time.
+    The cache is a convenience: where it cannot be written the data are made each time.
     """
     digest = hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:12]
     template = TEMPLATES / f"{name}-{digest}"

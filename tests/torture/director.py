@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,8 +14,8 @@ from pathlib import Path
 import fencelock
 from fencelock.core.clock import boottime
 from fencelock.sim.history import History, Kind, Leftover, Note, Op, Outcome, Write
+from tests.support.processes import Child
 
-ROOT = Path(__file__).parent.parent.parent
 TTL = 0.4
 WORKERS = 6
 
@@ -28,7 +25,7 @@ class Running:
     """A worker and what became of it."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    child: Child
     log: Path
     stopped_until: float | None = None
 
@@ -69,15 +66,14 @@ class Torture:
                 time.sleep(0.05 + self.random.random() * 0.2)
             self.wake(float("inf"))
             for worker in self.running:
-                worker.process.terminate()
+                worker.child.process.terminate()
             for worker in self.running:
-                code = worker.process.wait(60)
+                code, _ = worker.child.ends()
                 unborn = code == -signal.SIGTERM and not worker.log.read_text("utf-8")  # asked before it could listen
                 assert code == 0 or unborn, f"{worker.name} ended with {code}; see {worker.log}"
         finally:
             for worker in self.running:
-                worker.process.kill()
-                worker.process.wait()
+                worker.child.kill()
         self.history.quiet = boottime()
         self.collect()
         return self.history
@@ -87,28 +83,26 @@ class Torture:
         name = f"w{self.started}"
         log = self.logs[name] = self.folder / f"{name}.log"
         log.touch()  # it may be killed before it does that itself
-        argv = [sys.executable, "-m", "tests.torture.worker", self.url, str(self.application), str(log), name]
-        argv += ["fenced" if self.fenced else "bare", str(TTL)]
-        self.running.append(Running(name, subprocess.Popen(argv, cwd=ROOT), log))
+        arguments = (self.url, str(self.application), str(log), name, "fenced" if self.fenced else "bare", str(TTL))
+        self.running.append(Running(name, Child.of_module("tests.torture.worker", *arguments), log))
 
     def wake(self, now: float) -> None:
         for worker in self.running:
             if worker.stopped_until is not None and now >= worker.stopped_until:
-                os.kill(worker.process.pid, signal.SIGCONT)
+                worker.child.resume()
                 worker.stopped_until = None
 
     def hurt(self) -> None:
         worker = self.random.choice(self.running)
         if self.random.random() < 0.2:
             self.killed[worker.name] = boottime()
-            worker.process.kill()
-            worker.process.wait()
+            worker.child.kill()
             self.note(worker.name, "killed")
             self.running.remove(worker)
             self.start()
         elif worker.stopped_until is None:
             length = self.random.choice((0.05, 0.2, 2 * TTL, 3 * TTL))
-            os.kill(worker.process.pid, signal.SIGSTOP)
+            worker.child.stop()
             worker.stopped_until = boottime() + length
             self.note(worker.name, f"stopped for {length:g} s")
 

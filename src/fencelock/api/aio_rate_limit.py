@@ -18,8 +18,8 @@ class RateLimit:
 
     >>> from fencelock.aio import connect
     >>> async def main():
-    ...     async with connect("memory://rate") as locks:
-    ...         limit = locks.rate_limit("stripe", 80, per=1.0, burst=2)
+    ...     async with connect("memory://rates") as locks:
+    ...         limit = locks.rate_limit("stripe", 80, per=60, burst=2)
     ...         return [await limit.try_acquire() for _ in range(3)]
     >>> asyncio.run(main())
     [True, True, False]

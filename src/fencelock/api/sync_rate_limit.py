@@ -19,7 +19,7 @@ class RateLimit:
 
     >>> from fencelock import connect
     >>> with connect("memory://rate") as locks:
-    ...     limit = locks.rate_limit("stripe", 80, per=1.0, burst=2)
+    ...     limit = locks.rate_limit("stripe", 80, per=60, burst=2)
     ...     [limit.try_acquire() for _ in range(3)]
     [True, True, False]
     """

@@ -51,7 +51,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Lead one term, then begin anew or exit."""
+    """Lead one term, then campaign again or exit."""
     from fencelock.core.clock import boottime
 
     options, command = parser().parse_command(argv)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 from fencelock.cli.signals import Signals
 from fencelock.core import wakeup
-from fencelock.runtime.blocking import BlockingRuntime, SocketWakeup
+from fencelock.runtime.blocking import BlockingRuntime
+from fencelock.runtime.blocking_wakeup import SocketWakeup
 
 if TYPE_CHECKING:
     import socket
@@ -72,7 +73,8 @@ class InterruptibleRuntime(BlockingRuntime):
         """Read what is pushed, unless a signal comes."""
         if self._waiter != threading.get_ident():
             return await super().wait_for_push(connections, event, timeout)
-        from fencelock.runtime.socket_connection import SocketConnection, wait_for_push
+        from fencelock.runtime.socket_connection import SocketConnection
+        from fencelock.runtime.socket_poll import wait_for_push
 
         self.check_signals()
         is_set = wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, self._signals.fd)

@@ -17,7 +17,7 @@ from fencelock.model import Claim, Grant, Renewal, Waiting
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 STOP_CHECK_SECONDS = 0.5
-"""How often a caller with `should_stop` is asked."""
+"""Seconds between two calls of `should_stop`."""
 
 ShouldStop = Callable[[], bool]
 OnWait = Callable[[Claim], Coroutine[Any, Any, None]]
@@ -62,7 +62,8 @@ async def acquire(
                     await leftovers.discard(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
                 else:
                     await leftovers.clean_up(claim)
-            attach_name(error, claim.name)
+            if isinstance(error, FencelockError):
+                error.name = error.name or claim.name
             raise
         # The time is over; or the grant is stale or late: this process was stopped, or the reply took too long.
         if first not in in_flight:
@@ -196,17 +197,11 @@ async def _freshen(runtime: Runtime, engine: Engine, grant: Grant, answer_by: De
     return grant if runtime.now() < grant.deadline else None
 
 
-def attach_name(error: BaseException, name: str) -> None:
-    """Add the lock's name to an engine error that does not have one."""
-    if isinstance(error, FencelockError) and error.name is None:
-        error.name = name
-
-
 @contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Add the lock's name to an error of the body that does not have one."""
+def attach_name(name: str) -> Iterator[None]:
+    """Add the lock's name to an engine error of the body that does not have one."""
     try:
         yield
     except FencelockError as error:
-        attach_name(error, name)
+        error.name = error.name or name
         raise

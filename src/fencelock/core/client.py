@@ -11,19 +11,22 @@ from math import inf
 from threading import RLock
 from typing import Any, Generic, TypeVar, cast
 
-from fencelock.core.acquire import ShouldStop, acquire, naming
+from fencelock.core.acquire import ShouldStop, acquire, attach_name
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import (
     FIRST_CONNECT_TIMEOUT,
     MIN_REPLY_TIMEOUT,
     Configured,
     Engine,
+    ForkPrepared,
     LossNotifier,
     never_repeated,
 )
-from fencelock.core.fork import FORKED, Forked
+from fencelock.core.fork import FORKED, Forked, register, registered
 from fencelock.core.group import BaseGroup
-from fencelock.core.lease import BaseLease, HoldOptions
+from fencelock.core.lease import BaseLease
+from fencelock.core.lease_state import HoldOptions, LeaseState
+from fencelock.core.limits import LimitComparison
 from fencelock.core.log import ERROR, WARNING, log
 from fencelock.core.renewer import LeaseRenewer
 from fencelock.core.runtime import Runtime
@@ -33,12 +36,7 @@ from fencelock.errors import ClientClosed, FencelockError, LockTimeout, NotHeld,
 from fencelock.model import Claim, Grant, Holder, LossReason, Mode, Snapshot
 
 CLOSE_SECONDS = 5.0
-"""How long close() goes on to release what is held, while the engine does not answer."""
-
-COMPARE_SECONDS = 1.0
-"""How often a client that waits for permits of a semaphore looks whether all contenders use the same limit."""
-MAX_COMPARED = 10_000
-"""How many names of semaphores a client remembers for that."""
+"""Seconds for which close() tries to release the leases if the engine does not answer."""
 
 OnLost = Callable[[Any, LossReason], object]
 L = TypeVar("L", bound=BaseLease)
@@ -73,20 +71,18 @@ class Client(Generic[L]):
         self.entered: weakref.WeakValueDictionary[tuple[str, Hashable], BaseLease] = weakref.WeakValueDictionary()
         """The lease whose `with` block is open, by name and by the thread or task that entered it; the outermost one."""
         self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
-        """What threads and tasks hold through reentrant locks; what they drop goes from here with it, and the task, too."""
-        self._next_comparison: dict[str, float] = {}
-        """When to compare the limits of a semaphore again, by name."""
+        """The leases that threads and tasks hold through reentrant locks. A lease that is dropped disappears from here."""
+        self._limits = LimitComparison(self)
         self.flights: dict[str, Any] = {}
         """The builds of single flight that callers of this process share, by key."""
         self.in_flight: dict[str, Claim] = {}
-        """What is being asked for or given back at this moment, for `close` to see to."""
+        """The claims that are being acquired or released at this moment: `close` abandons them."""
         self.closed = self._closing = False
         self._connected = False
         """Whether the engine has answered before: a first connection may take longer."""
         self._left: list[Grant] = []
-        """What a close has to release yet."""
-        with _registry:
-            _clients.add(self)
+        """The grants that `close` still has to release."""
+        register(self)
 
     async def acquire(
         self, claim: Claim, timeout: float | None, options: HoldOptions, should_stop: ShouldStop | None = None
@@ -107,7 +103,7 @@ class Client(Generic[L]):
                 leftovers,
                 self._connected,
                 should_stop,
-                self._compare_limits if claim.mode is Mode.PERMIT and self._comparison_due(claim.name) else None,
+                self._limits.compare if claim.mode is Mode.PERMIT and self._limits.is_due(claim.name) else None,
             )
             self._connected = True
             lease: L | None = None
@@ -120,7 +116,7 @@ class Client(Generic[L]):
                 if self.closed:
                     lease._lose(LossReason.CLOSED)
                     self._check_open(claim.name)
-            del self.in_flight[claim.id]  # not by a call: an interrupt comes before this, or after we have returned
+            del self.in_flight[claim.id]  # a statement, not a call: an interrupt comes before it, or after the return
             return lease
         except BaseException:
             if grant is not None and claim.id in self.in_flight:
@@ -155,24 +151,6 @@ class Client(Generic[L]):
             how = f"only as a {held[0].value} lease" if held else "not"
             raise NotHeld(f"this client ({self.owner}) holds {name!r} {how}, and this code needs it {mode.value}", name)
 
-    def _comparison_due(self, name: str) -> bool:
-        return self.runtime.now() >= self._next_comparison.get(name, 0.0)
-
-    async def _compare_limits(self, claim: Claim) -> None:
-        """Log, once for each name, that others use a semaphore with another limit."""
-        if len(self._next_comparison) >= MAX_COMPARED:
-            self._next_comparison.clear()
-        self._next_comparison[claim.name] = self.runtime.now() + COMPARE_SECONDS
-        with suppress(FencelockError):
-            limits = (await self.engine.inspect(claim.name)).limits
-            if len(limits) > 1:
-                self._next_comparison[claim.name] = inf
-                message = (
-                    f"the semaphore {claim.name!r} is used with the limits {', '.join(map(str, limits))}: each contender "
-                    f"respects its own, this one {claim.limit}. That is normal during a deploy"
-                )
-                log("client", WARNING, message, lock=claim.name, limits=limits, owner=self.owner)
-
     async def lock_timeout(self, name: str, timeout: float, since: float) -> LockTimeout:
         """Return the error for a lock that was not free in time: it names the holder if the engine can do that soon."""
         holders: tuple[Holder, ...] = ()
@@ -186,7 +164,7 @@ class Client(Generic[L]):
         """Raise GuaranteeUnavailable if the engine, as its server is configured, cannot serve this purpose."""
         self._check_open(name)
         if hasattr(self.engine, "learn_traits"):
-            with naming(name):
+            with attach_name(name):
                 seconds = None if timeout is None else timeout + FIRST_CONNECT_TIMEOUT
                 await cast(Configured, self.engine).learn_traits(Deadline(self.runtime.now, seconds))
             self._connected = True
@@ -196,7 +174,7 @@ class Client(Generic[L]):
         """Return who holds a name and who waits for it."""
         self._check_open(name)
         check_name(name)
-        with naming(name):
+        with attach_name(name):
             return await self.engine.inspect(name)
 
     def watch(self, name: str, stop: StopSignal | None) -> AsyncIterator[Snapshot]:
@@ -216,7 +194,7 @@ class Client(Generic[L]):
         self._check_open(name)
         check_name(name)
         reason = check_reason(reason, name)
-        with naming(name), never_repeated("the forced release", "Look with inspect()", name):
+        with attach_name(name), never_repeated("the forced release", "Look with inspect()", name):
             dropped = await self.engine.force_release(name)
         holders = "1 holder" if dropped == 1 else f"{dropped} holders"
         message = f"{self.owner} released {name!r} by force, dropping {holders}: {reason}"
@@ -224,9 +202,9 @@ class Client(Generic[L]):
         return dropped
 
     async def close(self) -> None:
-        """Release everything that is held, stop the renewer, leave the engine. Calling again is harmless.
+        """Release all leases, stop the renewer and close the engine. Calling it again is harmless.
 
-        One lock that cannot be released does not keep the others from it; an engine that does not answer ends the attempt.
+        If one lock cannot be released, the others still are. If the engine does not answer, close() ends after CLOSE_SECONDS.
         """
         if self._closing:
             return
@@ -234,7 +212,7 @@ class Client(Generic[L]):
             self._closing = self.closed = True
             await self._close()
         except BaseException:
-            self._closing = False  # an interrupt: the next call does the rest
+            self._closing = False  # an interrupt: the next call continues
             raise
 
     async def _close(self) -> None:
@@ -256,7 +234,7 @@ class Client(Generic[L]):
                 await self.runtime.close()
 
     async def _release_all(self) -> None:
-        """Release what is held, and abandon what is being asked for or was left behind; go on after an error."""
+        """Release all leases, and abandon the claims in flight and the leftovers; continue after an error."""
         leftovers = self.renewer.leftovers
         while self._left:
             grant = self._left[-1]
@@ -269,8 +247,18 @@ class Client(Generic[L]):
             leftovers.add(claim, 0.0, inf)
         await leftovers.process_all()
 
-    def after_fork(self) -> None:
-        """Start afresh in a forked child: it owns no lease, no connection and no thread of its parent."""
+    def before_fork(self) -> None:
+        """Prepare an engine with something that must not exist twice."""
+        if hasattr(self.engine, "before_fork"):
+            cast(ForkPrepared, self.engine).before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        """Continue after a fork."""
+        if hasattr(self.engine, "after_fork_in_parent"):
+            cast(ForkPrepared, self.engine).after_fork_in_parent()
+
+    def after_fork_in_child(self) -> None:
+        """Start again in a forked child: it owns no lease, no connection and no thread of its parent."""
         self.mutex = RLock()  # the parent's may be held by a thread that does not exist here
         leases = self.renewer.leases()
         self.renewer = LeaseRenewer(self)
@@ -282,18 +270,18 @@ class Client(Generic[L]):
         self._left.clear()
         self._connected = False
         self.owner = self._given_owner or _default_owner()
-        self.engine.after_fork(child=True)  # first: it returns its sockets to the runtime, which closes our copies
+        self.engine.after_fork()  # first: it returns its sockets to the runtime, which closes our copies
         self.runtime.after_fork()
         for lease in leases:
             lease._lose(LossReason.FORKED)
 
-    def call_on_lost(self, lease: BaseLease | BaseGroup, reason: LossReason) -> None:
+    def call_on_lost(self, lease: LeaseState | BaseGroup, reason: LossReason) -> None:
         """Call the user's `on_lost`, if there is one: in a thread or a callback of its own, so that none delays another."""
         if self._on_lost is not None:
             self.runtime.call_user(partial(self._call_on_lost, self._on_lost, lease, reason))
 
-    def _call_on_lost(self, on_lost: OnLost, lease: BaseLease | BaseGroup, reason: LossReason) -> None:
-        """Errors of the user's function are logged."""
+    def _call_on_lost(self, on_lost: OnLost, lease: LeaseState | BaseGroup, reason: LossReason) -> None:
+        """Call it, and log its error."""
         try:
             on_lost(lease, reason)
         except (Exception, SystemExit) as error:  # sys.exit() would end nothing but its thread
@@ -306,7 +294,7 @@ class Client(Generic[L]):
 
 
 def _gone(client: weakref.ref[Client[Any]], id: str) -> None:
-    """Pass on what an engine tells of a claim; the engine must not keep the client from being garbage."""
+    """Report to the client that the engine dropped a claim. A weak reference: the engine must not keep the client alive."""
     if (it := client()) is not None:
         it.renewer.gone(id)
 
@@ -322,38 +310,6 @@ def _default_owner() -> str:
     return f"{os.uname().nodename}:{os.getpid()}" if hasattr(os, "uname") else f"pid:{os.getpid()}"
 
 
-_clients: weakref.WeakSet[Client[Any]] = weakref.WeakSet()
-_registry = RLock()
-"""Held while a client is added, and all through a fork: a set that grows cannot be read, and none may be forgotten."""
-
-
 def clients() -> list[Client[Any]]:
     """Return every client of this process."""
-    with _registry:
-        return list(_clients)
-
-
-def _before_fork() -> None:
-    _registry.acquire()
-    _forking.append(list(_clients))
-    for client in _forking[-1]:
-        client.engine.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for client in _forking.pop():
-        client.engine.after_fork(child=False)
-    _registry.release()
-
-
-def _after_fork_in_child() -> None:
-    for client in _forking.pop():
-        client.after_fork()
-    _registry.release()  # its holder is the thread that forked, and that is us
-
-
-_forking: list[list[Client[Any]]] = []
-"""The clients that a fork is about; a list of them, as a signal handler may fork in the middle of a fork."""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    return [it for it in registered() if isinstance(it, Client)]

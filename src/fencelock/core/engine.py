@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from fencelock.core.clock import Deadline
-from fencelock.errors import OutcomeUnknown
+from fencelock.errors import NotHeld, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, Traits, Waiting
 
 MIN_REPLY_TIMEOUT = 0.5
@@ -21,6 +21,11 @@ MAX_REPLY_TIMEOUT = 5.0
 def reply_timeout(ttl: float, shortest: float) -> float:
     """Return how long to wait for a reply: a third of the ttl, as a later reply has no use, but at least `shortest`."""
     return min(MAX_REPLY_TIMEOUT, max(shortest, ttl / 3))
+
+
+def not_held(grant: Grant) -> NotHeld:
+    """Return the error of a downgrade whose grant the engine no longer has."""
+    return NotHeld(f"the engine no longer has the lock on {grant.claim.name!r}", grant.claim.name)
 
 
 @contextmanager
@@ -104,15 +109,23 @@ class Engine(Protocol):
         """Close all connections."""
         ...
 
-    def before_fork(self) -> None:
-        """Release, in the parent, what must not exist twice. It must not fail, and must not block for long."""
-        ...
-
-    def after_fork(self, *, child: bool) -> None:
-        """Continue in the parent; in the child, drop the parent's connections without sending anything on them.
+    def after_fork(self) -> None:
+        """In a forked child, drop the parent's connections without sending anything on them.
 
         Bytes that the child sends would reach the server as the parent's.
         """
+        ...
+
+
+class ForkPrepared(Engine, Protocol):
+    """An engine with something that must not exist twice (a SQLite connection): it releases that before a fork."""
+
+    def before_fork(self) -> None:
+        """Release it, in the parent. It must not fail, and must not block for long."""
+        ...
+
+    def after_fork_in_parent(self) -> None:
+        """Continue in the parent."""
         ...
 
 

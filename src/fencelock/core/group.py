@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fencelock.core.block import Blocks
 from fencelock.core.lease import BaseLease
-from fencelock.core.log import WARNING, log
 from fencelock.core.validation import check_seconds
 from fencelock.errors import FencelockError, LeaseLost
 from fencelock.model import Claim, LossReason
@@ -28,7 +27,7 @@ class BaseGroup:
         self._blocks = Blocks()
         self._event: Event | None = None
         self._reported = True
-        """Whether the loss was reported, or nobody needs to hear of it: the group is not complete yet."""
+        """Whether the loss was reported, or must not be: the group is not complete yet."""
 
     def _add(self, lease: BaseLease) -> None:
         """Add a lease, while the group is being acquired."""
@@ -63,7 +62,7 @@ class BaseGroup:
 
     @property
     def ttl(self) -> float:
-        """Seconds after which the engine lets others in if the group is not renewed."""
+        """Seconds after which the engine grants the locks to others if the group is not renewed."""
         return min(lease.ttl for lease in self._members)
 
     def is_lost(self) -> bool:
@@ -85,6 +84,9 @@ class BaseGroup:
         state = f"lost: {self.reason}" if self.is_lost() else f"{self.remaining:.1f} s"
         return f"<Group {self.name!r} {state}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock group cannot be sent to another process; call connect() and acquire there")
+
     def _leases(self) -> list[BaseLease]:
         return self._members
 
@@ -96,7 +98,6 @@ class BaseGroup:
 
     def _member_lost(self) -> None:
         """Report the loss of the group, once: a lease of it was lost."""
-        lost, reason = self._lost_member(), self.reason or LossReason.EXPIRED
         with self._client.mutex:
             if self._reported:
                 return
@@ -104,20 +105,7 @@ class BaseGroup:
         if self._event is not None:
             self._event.set()
         self._blocks.interrupt()
-        if reason is LossReason.CLOSED:
-            return
-        self._client.call_on_lost(self, reason)
-        others = f"; with it the group of {self.name}" if len(self._members) > 1 else ""
-        log(
-            "lease",
-            WARNING,
-            f"{lost._how_lost()}{others}",
-            lock=lost.name,
-            token=lost.token,
-            owner=lost.owner,
-            reason=reason.value,
-            engine=self._client.engine.traits.engine,
-        )
+        self._lost_member()._notify_lost(self, f"; with it the group of {self.name}" if len(self._members) > 1 else "")
 
     async def _wait_lost(self, timeout: float | None) -> bool:
         """Wait until the group is lost or released; return whether it is lost."""

@@ -124,14 +124,14 @@ class Connection(Protocol):
     If a server replies in any order, all its messages count as pushes, and the engine assigns them to requests.
 
     An error reply is a reply. In the blocking runtime one thread at a time waits on a connection; meanwhile
-    other threads may call `tell`, one at a time, and any thread may call `close`.
+    other threads may call `send`, one at a time, and any thread may call `close`.
     """
 
     @property
     def open(self) -> bool: ...
 
     @property
-    def owed(self) -> Sized:
+    def pending(self) -> Sized:
         """The requests without a reply so far."""
         ...
 
@@ -141,7 +141,7 @@ class Connection(Protocol):
         ...
 
     @property
-    def pace(self) -> float:
+    def last_latency(self) -> float:
         """Seconds that the server took for the last reply."""
         ...
 
@@ -157,7 +157,7 @@ class Connection(Protocol):
         """
         ...
 
-    def tell(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send bytes that have no reply; also allowed inside a PushHandler.
 
         It does not raise: a connection that breaks is closed.
@@ -166,7 +166,7 @@ class Connection(Protocol):
 
     def close(self) -> None: ...
 
-    def forget(self) -> None:
+    def detach_after_fork(self) -> None:
         """Detach from it in a forked child without sending anything to the server, which still serves the parent."""
         ...
 

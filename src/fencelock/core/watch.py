@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fencelock.core.acquire import naming
+from fencelock.core.acquire import attach_name
 from fencelock.core.log import INFO, WARNING, log
 from fencelock.errors import EngineUnavailable, InvalidType
 from fencelock.model import Snapshot
@@ -89,7 +89,7 @@ class Watches:
                 return
             poll.reading = True
         try:
-            with naming(name):
+            with attach_name(name):
                 poll.snapshot = await client.engine.inspect(name)
             poll.taken = client.runtime.now()
             if poll.failed:

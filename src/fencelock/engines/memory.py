@@ -21,16 +21,13 @@ from fencelock.errors import ClientClosed, InvalidURL, NotHeld
 from fencelock.model import (
     Claim,
     Grant,
-    Holder,
     Mode,
     Renewal,
     Snapshot,
     TokenGuarantee,
     Traits,
-    Waiter,
     Waiting,
     advance_queue,
-    held_for,
 )
 
 T = TypeVar("T")
@@ -158,21 +155,10 @@ class MemoryStore:
         with self._mutex:
             now, wall = self._now(), self._wall()
             alive = [entry for entry in self._queues.get(name, ()) if entry.expires > now]
-            return Snapshot(
-                name,
-                tuple(
-                    Holder(c.owner, e.token, e.expires - now, c.mode, c.limit, held_for(e.token, wall), c.value)
-                    for e in alive
-                    for c in (e.claim,)
-                    if e.token is not None
-                ),
-                tuple(
-                    Waiter(c.owner, e.expires - now, c.mode, c.limit, c.value)
-                    for e in alive
-                    for c in (e.claim,)
-                    if e.token is None
-                ),
-            )
+            claims = [
+                (c.owner, e.token, e.expires - now, c.shared, c.limit, c.value) for e in alive for c in (e.claim,)
+            ]
+            return Snapshot.of(name, claims, wall)
 
     def names(self, prefix: str) -> list[str]:
         """Return the names that have a holder or a waiter."""
@@ -350,14 +336,10 @@ class MemoryEngine:
         for event in list(self._wakeups.values()):
             event.set()
 
-    def before_fork(self) -> None:
-        """Do nothing: no resource of this engine must be released before a fork."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """Empty the store in the child: no process would release the claims in the copied queues."""
-        if child:
-            self._wakeups.clear()
-            self._store.reset()
+    def after_fork(self) -> None:
+        """Empty the store: no process would release the claims in the copied queues."""
+        self._wakeups.clear()
+        self._store.reset()
 
     async def _call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the store. The simulated runtime puts a network here."""

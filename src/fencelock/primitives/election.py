@@ -19,18 +19,23 @@ RETRY_SECONDS = 1.0
 
 
 class Leader(NamedTuple):
-    """The candidate that leads: its label, its value, and the number of its term."""
+    """The candidate that leads."""
 
     owner: str
+    """The label of its client."""
     value: str
+    """What it gave as `value`."""
     token: int
+    """The number of its term."""
 
 
 class Candidate(NamedTuple):
     """A candidate that leads or waits."""
 
     owner: str
+    """The label of its client."""
     value: str
+    """What it gave as `value`."""
 
 
 class ElectionFactory(Generic[L]):
@@ -130,7 +135,7 @@ class ElectionFactory(Generic[L]):
             failure = error
         resigned = term._is_released
         try:
-            await term._exit_block(failure)  # this raises LeaseLost after a loss, unless the work failed by itself
+            await term._exit_block(failure)  # this raises LeaseLost after a loss, unless the work itself failed
             if failure is not None:
                 raise failure
         except LeaseLost as lost:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil, inf
 from typing import Any, Literal, NamedTuple
 
-from fencelock.core.acquire import naming
+from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client
 from fencelock.core.log import WARNING, log
 from fencelock.core.rates import RateRequest, Rates, Reservation
@@ -120,7 +120,7 @@ class RateLimitFactory:
     async def state(self) -> RateState:
         """Return the state of the limit; of several, of the one that is exhausted first."""
         self._client._check_open(self.name)
-        with naming(self.name):
+        with attach_name(self.name):
             now, times = await self._rates.read([limit.key for limit in self.limits])
         states = []
         for limit, time in zip(self.limits, times, strict=True):
@@ -134,7 +134,7 @@ class RateLimitFactory:
         """Charge the limits; return None if the engine failed and calls are allowed then."""
         self._client._check_open(self.name)
         try:
-            with naming(self.name):
+            with attach_name(self.name):
                 return await self._rates.reserve(requests, max_wait)
         except EngineUnavailable as error:
             if self.on_error == "raise":

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Hashable
 from enum import Enum
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
-from fencelock.core.acquire import naming
+from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client
 from fencelock.core.clock import Deadline
 from fencelock.core.log import WARNING, log
@@ -68,6 +68,20 @@ class Cached(NamedTuple):
     def version(self) -> int:
         """What the next write has to name."""
         return 0 if self.record is None else self.record.version
+
+
+class _Required(TypedDict):
+    ttl: float
+
+
+class SingleFlightOptions(_Required, total=False):
+    """The options of `single_flight` and `cached`; see `Locks.single_flight`."""
+
+    stale: float
+    timeout: float | None
+    error_for: float
+    codec: Codec
+    lease_ttl: float | None
 
 
 class CacheOptions(NamedTuple):
@@ -285,7 +299,7 @@ class SingleFlight(Generic[T]):
             log("cache", WARNING, f"the failed build of {self.key!r} was not recorded: {failure}", lock=self.key)
 
     async def _remembered_error(self) -> BuildFailed | None:
-        with naming(self.key):
+        with attach_name(self.key):
             record = await self._records.read(self._error_key)
         if record is None:
             return None
@@ -301,7 +315,7 @@ class SingleFlight(Generic[T]):
     # ------------------------------------------------------------------ records
 
     async def _read(self) -> Cached:
-        with naming(self.key):
+        with attach_name(self.key):
             return self._decode(await self._records.read(self._name))
 
     def _decode(self, record: Record | None) -> Cached:
@@ -338,7 +352,7 @@ async def invalidate(client: Client[Any], key: str) -> None:
     """Remove a value, and keep a builder that has begun before from storing its own."""
     records, name = records_of(client, key), record_key("cache", key)
     client._check_open(key)
-    with naming(key):
+    with attach_name(key):
         while True:
             record = await records.read(name)
             token, expect = (0, 0) if record is None else (record.token, record.version)

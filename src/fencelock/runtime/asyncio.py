@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 from fencelock.core import wakeup
 from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
+from fencelock.runtime.asyncio_cancel import TaskCancelGuard, await_uncancelled
+from fencelock.runtime.asyncio_events import AioEvent, SharedSocketWakeup
 
 if TYPE_CHECKING:
     from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler
@@ -25,118 +26,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 THREADS = 4
-
-
-class AioEvent:
-    """An event that any thread may set."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._pid = os.getpid()
-        self._set = False
-        self._waiters: set[asyncio.Future[None]] = set()
-
-    def is_set(self) -> bool:
-        """Return whether it is set. A `set` is visible to every thread immediately."""
-        return self._set
-
-    def clear(self) -> None:
-        """Unset it."""
-        self._set = False
-
-    def set(self) -> None:
-        """Set it and wake all waiting tasks; callable from any thread."""
-        self._set = True
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self._loop:
-            self._wake()
-        elif os.getpid() == self._pid:  # a forked child would write into the self-pipe of its parent's loop
-            try:
-                self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:
-                pass  # the loop is closed, so no task waits
-
-    def close(self) -> None:
-        """Do nothing: the event has no descriptor."""
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self, timeout: float | None) -> bool:
-        """Wait until it is set, at most `timeout` seconds; return whether it is set."""
-        if self._set:
-            return True
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.add(waiter)
-        handle = None if timeout is None else self._loop.call_later(max(0.0, timeout), _resolve, waiter)
-        try:
-            if not self._set:
-                await waiter
-        finally:
-            self._waiters.discard(waiter)
-            if handle is not None:
-                handle.cancel()
-        return self._set
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-class SharedSocketWakeup:
-    """A wake-up that shares its client's one socket: a thousand waiting tasks need one descriptor."""
-
-    def __init__(self, address: str, event: AioEvent, close: Callable[[], None]) -> None:
-        self.address = address
-        self._event = event
-        self._close = close
-
-    async def wait(self, timeout: float) -> bool:
-        """Wait for a datagram, at most `timeout` seconds; return whether one arrived."""
-        woken = await self._event.wait(timeout)
-        self._event.clear()
-        return woken
-
-    def close(self) -> None:
-        """Free the slot and wake its waiter: when the client is being closed, the waiter finds that out."""
-        self._close()
-        self._event.set()
-
-
-class TaskCancelGuard:
-    """Cancels the task that entered the block when the lease is lost, and uncancels it when the block ends."""
-
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "a with block is entered by a task"
-        self._task = task
-        self._loop = asyncio.get_running_loop()
-        self._outside = task.cancelling()
-        self._inside = True
-        self._cancelled = False
-
-    def interrupt(self) -> None:
-        """Cancel the body at its next await; callable from any thread. The loop does it, as the body may be running."""
-        try:
-            self._loop.call_soon_threadsafe(self._cancel)
-        except RuntimeError:
-            pass  # the loop is closed, so the body has ended
-
-    def _cancel(self) -> None:
-        if self._inside and not self._cancelled and not self._task.done():
-            self._cancelled = True
-            self._task.cancel("the lease was lost")
-
-    def leave(self) -> bool:
-        """Take this guard's cancellation back; return whether it was the only one."""
-        self._inside = False
-        return self._cancelled and self._task.uncancel() <= self._outside
 
 
 class AsyncioRuntime:
@@ -262,11 +151,11 @@ class AsyncioRuntime:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fencelock")
         future = loop.run_in_executor(self._pool, partial(fn, *args))
-        return await _await_uncancelled(future, None)
+        return await await_uncancelled(future, None)
 
     async def shield(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run it as a task that a cancellation of the caller does not cancel."""
-        return await _await_uncancelled(self._keep(self._own_loop().create_task(work)), timeout)
+        return await await_uncancelled(self._keep(self._own_loop().create_task(work)), timeout)
 
     in_background = shield
     """A task runs in the background anyway."""
@@ -279,14 +168,14 @@ class AsyncioRuntime:
 
     async def request_all(
         self,
-        asked: Sequence[tuple[Connection, Command | bytes]],
+        requests: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
         """Send to all, then await all."""
         from fencelock.runtime.asyncio_connection import AsyncioConnection, request_all
 
-        return await request_all(cast("Sequence[tuple[AsyncioConnection, Command | bytes]]", asked), timeout, enough)
+        return await request_all(cast("Sequence[tuple[AsyncioConnection, Command | bytes]]", requests), timeout, enough)
 
     async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
         """Wait for the event: the loop reads the connections, and their `on_end` sets the event when one ends."""
@@ -341,32 +230,3 @@ def _ready(future: asyncio.Future[bool]) -> None:
 def _not_ready(future: asyncio.Future[bool]) -> None:
     if not future.done():
         future.set_result(False)
-
-
-def _mark_retrieved(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()  # asyncio logs exceptions that no code has retrieved
-
-
-async def _await_uncancelled(future: asyncio.Future[T], timeout: float | None) -> T:
-    """Await the future, at most `timeout` seconds, even if the caller is cancelled; raise the cancellation afterwards."""
-    loop = asyncio.get_running_loop()
-    end = None if timeout is None else loop.time() + timeout
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        left = None if end is None else end - loop.time()
-        if left is not None and left <= 0:
-            break
-        try:
-            await asyncio.wait([future], timeout=left)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None or not future.done():
-        future.add_done_callback(_mark_retrieved)
-    if cancelled is not None:
-        raise cancelled
-    if not future.done():
-        raise TimeoutError(f"not done within {timeout:g} s")
-    if future.cancelled():
-        raise TimeoutError("it was cancelled: the client is being closed")
-    return future.result()

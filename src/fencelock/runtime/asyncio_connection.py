@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from fencelock.core.clock import boottime
-from fencelock.core.fork import silence
+from fencelock.core.fork import detach_after_fork
 from fencelock.core.runtime import NO_REPLY, Command, Connector, Endpoint, PushHandler
 from fencelock.errors import OutcomeUnknown
 
@@ -21,7 +21,7 @@ CHECK_INTERVAL = 0.05
 CLOCK_DIFFERENCE = 0.001
 """Seconds by which a loop's timer may fire too early by our clock."""
 
-_forgotten: list[object] = []
+_detached: list[object] = []
 """Transports of a parent process, kept for ever: their finalizers would use the parent's loop and server."""
 
 
@@ -34,11 +34,11 @@ class AsyncioConnection(asyncio.Protocol):
         self._address = connector.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, connector.pack, connector.pushes
         self._on_push, self._on_end = on_push, on_end
-        self.owed: deque[tuple[float, float, asyncio.Future[Any]]] = deque()
+        self.pending: deque[tuple[float, float, asyncio.Future[Any]]] = deque()
         self._ended = False
         self._last_read = 0.0
         self._checking = False
-        self.pace = 0.0
+        self.last_latency = 0.0
         self._kept: object = None
 
     @classmethod
@@ -70,23 +70,23 @@ class AsyncioConnection(asyncio.Protocol):
     @property
     def oldest_pending_since(self) -> float | None:
         """When the oldest pending command was sent. Time in which the loop did not read does not count."""
-        return boottime() - max(0.0, self._last_read - self.owed[0][0]) if self.owed else None
+        return boottime() - max(0.0, self._last_read - self.pending[0][0]) if self.pending else None
 
     def _check_repeatedly(self) -> None:
         self._expire_pending()
-        self._checking = bool(self.owed) and not self._ended
+        self._checking = bool(self.pending) and not self._ended
         if self._checking:
             self._loop.call_later(CHECK_INTERVAL, self._check_repeatedly)
 
     def _expire_pending(self) -> None:
         """Record that all data so far is read, as a loop reads before it runs its timers; end requests that are too late."""
         self._last_read = now = boottime()
-        for _, until, reply in self.owed:
+        for _, until, reply in self.pending:
             if now >= until:
                 _resolve_without_reply(reply)
 
     def alive(self) -> bool:
-        """Return `open`: the loop reports the end of a connection by itself."""
+        """Return `open`: the loop reports the end of a connection without a request."""
         return self.open
 
     def post(self, command: Command | bytes, timeout: float = inf) -> asyncio.Future[Any]:
@@ -97,7 +97,7 @@ class AsyncioConnection(asyncio.Protocol):
         reply: asyncio.Future[Any] = self._loop.create_future()
         if self.open:
             now = boottime()
-            self.owed.append((now, now + timeout, reply))
+            self.pending.append((now, now + timeout, reply))
             self._transport.write(command if isinstance(command, bytes) else self._pack(command))
             if not self._checking:
                 self._checking = True
@@ -116,7 +116,7 @@ class AsyncioConnection(asyncio.Protocol):
             raise OutcomeUnknown(f"{self._address}: {why}")
         return found
 
-    def tell(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send bytes without expecting a reply; the loop reports a broken connection."""
         if self.open:
             self._transport.write(data)
@@ -129,18 +129,18 @@ class AsyncioConnection(asyncio.Protocol):
             self._transport.abort()
         self._end(None)
 
-    def forget(self) -> None:
+    def detach_after_fork(self) -> None:
         """Detach a forked child from its copy, and keep the transport so that Python never finalizes it."""
         self._ended = True
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
-            silence(sock)
-        _forgotten.append((self._transport, self._kept))
+            detach_after_fork(sock)
+        _detached.append((self._transport, self._kept))
 
     def _close_after_loop(self) -> None:
         """Close the socket of a closed loop: the transport cannot, and would log an error."""
         if type(self._transport).__name__ != "_SelectorSocketTransport":
-            self.forget()
+            self.detach_after_fork()
             return
         transport: Any = self._transport
         transport._closing, sock, transport._sock = True, transport._sock, None
@@ -156,9 +156,9 @@ class AsyncioConnection(asyncio.Protocol):
             while (reply := self._gets()) is not NO_REPLY:
                 if isinstance(reply, self._pushes) and not self._on_push(reply):
                     continue
-                if self.owed:
-                    sent, _, waiter = self.owed.popleft()
-                    self.pace = boottime() - sent
+                if self.pending:
+                    sent, _, waiter = self.pending.popleft()
+                    self.last_latency = boottime() - sent
                     if not waiter.done():
                         waiter.set_result(reply)
         except ValueError:  # not this protocol
@@ -173,8 +173,8 @@ class AsyncioConnection(asyncio.Protocol):
             return
         self._ended = True
         if not self._loop.is_closed():
-            while self.owed:
-                _resolve_without_reply(self.owed.popleft()[2])
+            while self.pending:
+                _resolve_without_reply(self.pending.popleft()[2])
         self._on_end()
 
 
@@ -237,13 +237,15 @@ async def _open_with_preamble(
 
 
 async def request_all(
-    asked: Sequence[tuple[AsyncioConnection, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
+    requests: Sequence[tuple[AsyncioConnection, Command | bytes]],
+    timeout: float,
+    enough: Callable[[Sequence[Any]], bool],
 ) -> list[Any]:
     """Send to all, then await all."""
     loop = asyncio.get_running_loop()
-    replies: list[Any] = [NO_REPLY] * len(asked)
+    replies: list[Any] = [NO_REPLY] * len(requests)
     done: asyncio.Future[None] = loop.create_future()
-    left = len(asked)
+    left = len(requests)
 
     def take(place: int, reply: asyncio.Future[Any]) -> None:
         nonlocal left
@@ -253,14 +255,14 @@ async def request_all(
         if not done.done() and (not left or enough(replies)):
             done.set_result(None)
 
-    for place, (connection, command) in enumerate(asked):
+    for place, (connection, command) in enumerate(requests):
         connection.post(command).add_done_callback(lambda reply, place=place: take(place, reply))  # type: ignore[misc]
     timer = loop.call_later(timeout, _resolve, done)
     try:
-        if asked and not enough(replies):
+        if requests and not enough(replies):
             await done
             if left and not enough(replies):
-                for connection, _ in asked:
+                for connection, _ in requests:
                     connection._last_read = boottime()  # a loop reads before it runs its timers
     finally:
         timer.cancel()

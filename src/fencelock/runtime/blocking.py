@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
@@ -15,11 +14,12 @@ from fencelock.core import wakeup
 from fencelock.core.clock import boottime
 from fencelock.core.fork import raise_if_forked
 from fencelock.core.log import WARNING, log
+from fencelock.runtime.blocking_events import BlockingEvent, PushFlag, WakeupFlag
+from fencelock.runtime.blocking_wakeup import SocketWakeup
 
 if TYPE_CHECKING:
-    import socket
-
     from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler
+    from fencelock.runtime.socket_connection import SocketConnection
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -56,161 +56,6 @@ def each(items: AsyncIterator[T]) -> Iterator[T]:
             yield run_sync(step())
         except StopAsyncIteration:
             return
-
-
-class BlockingEvent:
-    """An event whose wait is a coroutine that does not suspend.
-
-    Not a `threading.Event`: if Ctrl-C arrives while that takes its internal lock, the lock stays taken, and a thread that
-    sets the event hangs for ever. Here `set` never waits.
-    """
-
-    __slots__ = ("_set", "_waiters")
-
-    def __init__(self) -> None:
-        self._set = False
-        self._waiters: list[Callable[[], object]] = []
-
-    def set(self) -> None:
-        """Set it and wake all waiting threads."""
-        self._set = True
-        waiters = self._waiters
-        try:
-            while waiters:
-                waiters.pop()()
-        except IndexError:
-            pass  # the waiting thread has just removed itself
-
-    def clear(self) -> None:
-        """Unset it."""
-        self._set = False
-
-    def is_set(self) -> bool:
-        """Return whether it is set."""
-        return self._set
-
-    async def wait(self, timeout: float | None) -> bool:
-        """Wait until it is set, at most `timeout` seconds; return whether it is set."""
-        if self._set:
-            return True
-        waiter = threading.Lock()
-        waiter.acquire()
-        wake = waiter.release
-        self._waiters.append(wake)
-        try:
-            if self._set:  # set() may have run before the append
-                return True
-            with raise_if_forked():
-                return waiter.acquire(timeout=-1 if timeout is None else max(0.0, min(timeout, threading.TIMEOUT_MAX)))
-        finally:
-            with suppress(ValueError):
-                self._waiters.remove(wake)
-
-
-class PushFlag:
-    """An event that no thread sleeps on: `wait_for_push` polls the connections, and their pushes set it."""
-
-    __slots__ = ("_set",)
-
-    def __init__(self) -> None:
-        self._set = False
-
-    def set(self) -> None:
-        """Set it."""
-        self._set = True
-
-    def clear(self) -> None:
-        """Unset it."""
-        self._set = False
-
-    def is_set(self) -> bool:
-        """Return whether it is set."""
-        return self._set
-
-    async def wait(self, timeout: float | None) -> bool:  # noqa: ARG002
-        """Return whether it is set, without waiting."""
-        return self._set
-
-
-class WakeupFlag(PushFlag):
-    """A flag that also ends a poll of `wait_for_push`, through a pair of sockets."""
-
-    __slots__ = ("_reader", "_writer")
-
-    def __init__(self) -> None:
-        from socket import socketpair  # engines without a server do not need it
-
-        super().__init__()
-        self._reader, self._writer = socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-
-    def set(self) -> None:
-        """Set it, and wake the thread in `wait_for_push`."""
-        self._set = True
-        with suppress(OSError):  # full, and so readable in any case; or closed
-            self._writer.send(b".")
-
-    def clear(self) -> None:
-        """Unset it. The flag comes first: a set() during the reads must stay set."""
-        self._set = False
-        with suppress(OSError):
-            while self._reader.recv(64):
-                pass
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll."""
-        return self._reader.fileno()
-
-    def close(self) -> None:
-        """Close the sockets."""
-        self._set = True
-        self._reader.close()
-        self._writer.close()
-
-
-class SocketWakeup:
-    """A wake-up with its own socket."""
-
-    def __init__(self, sock: socket.socket, name: str, done: Callable[[SocketWakeup], None]) -> None:
-        self._socket = sock
-        self._done = done
-        self.address = name
-
-    async def wait(self, timeout: float) -> bool:
-        """Wait for a datagram, at most `timeout` seconds; return whether one arrived."""
-        with raise_if_forked():
-            return self._poll(timeout, self._socket.fileno()) and self.drain()
-
-    def _poll(self, timeout: float, *descriptors: int) -> bool:
-        # A new poll object for each wait: while a client is being closed, two threads may wait for one wake-up.
-        poll = select.poll()
-        for descriptor in descriptors:
-            if descriptor < 0:
-                return True  # closed with the client
-            poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(max(0.0, timeout) * 1000))
-
-    def drain(self) -> bool:
-        """Read the datagrams so far; return whether there were any."""
-        received = False
-        try:
-            for _ in range(wakeup.MAX_DATAGRAMS):
-                self._socket.recv(16)
-                received = True
-        except BlockingIOError:
-            pass
-        except OSError:
-            return True  # the client was closed: the waiter finds that out
-        return received
-
-    def close(self) -> None:
-        """Return it to the runtime for the next wait."""
-        self._done(self)
-
-    def destroy(self) -> None:
-        """Close the socket."""
-        self._socket.close()
 
 
 class _ThreadKey(threading.local):
@@ -352,18 +197,18 @@ class BlockingRuntime:
 
     async def request_all(
         self,
-        asked: Sequence[tuple[Connection, Command | bytes]],
+        requests: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
         """Send to all, then read from all, in this thread."""
-        from fencelock.runtime.socket_connection import SocketConnection, request_all
+        from fencelock.runtime.socket_poll import request_all
 
-        return request_all(cast("Sequence[tuple[SocketConnection, Command | bytes]]", asked), timeout, enough)
+        return request_all(cast("Sequence[tuple[SocketConnection, Command | bytes]]", requests), timeout, enough)
 
     async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:
         """Read the connections in this thread until a push sets the event."""
-        from fencelock.runtime.socket_connection import SocketConnection, wait_for_push
+        from fencelock.runtime.socket_poll import wait_for_push
 
         wakeup_fd = event.fileno() if isinstance(event, WakeupFlag) else None
         return wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, wakeup_fd)

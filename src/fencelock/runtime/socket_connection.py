@@ -5,18 +5,23 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from ssl import SSLWantReadError, SSLWantWriteError
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from fencelock.core.clock import boottime
-from fencelock.core.fork import FORKED, Forked, silence
-from fencelock.core.runtime import NO_REPLY, Command, Connector, Endpoint, Event, PushHandler
+from fencelock.core.fork import FORKED, Forked, detach_after_fork
+from fencelock.core.runtime import NO_REPLY, Command, Connector, PushHandler
 from fencelock.errors import OutcomeUnknown
+from fencelock.runtime.socket_stream import CHUNK, open_stream
 
-CHUNK = 65536
+Ts = TypeVarTuple("Ts")
+
+Pending = tuple[float, list[Any], int]
+"""A request without a reply so far: when it was sent, and the list and place for its reply."""
+
 SEND_SECONDS = 5.0
 """Seconds for which a server may leave our send buffer full before the connection counts as broken."""
 
@@ -26,8 +31,8 @@ class SocketConnection:
 
     __slots__ = (
         "_address",
+        "_detached",
         "_feed",
-        "_forgotten",
         "_gets",
         "_on_end",
         "_on_push",
@@ -38,9 +43,9 @@ class SocketConnection:
         "_sock",
         "_tls_mutex",
         "_users",
+        "last_latency",
         "open",
-        "owed",
-        "pace",
+        "pending",
         "tls",
     )
 
@@ -49,7 +54,7 @@ class SocketConnection:
         parser = connector.parser()
         self._sock = sock
         self.tls = hasattr(sock, "pending")
-        # OpenSSL does not allow a read and a write at the same time: one thread may read while another calls `tell`.
+        # OpenSSL does not allow a read and a write at the same time: one thread may read while another calls `send`.
         self._tls_mutex: Any = RLock() if self.tls else nullcontext()
         self._address = connector.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, connector.pack, connector.pushes
@@ -62,28 +67,49 @@ class SocketConnection:
         # are in the list, whose append and pop are atomic.
         self._retained = False
         self._users: list[None] = []
-        self._forgotten = False
-        self.owed: deque[tuple[float, list[Any], int]] = deque()
+        self._detached = False
+        self.pending: deque[Pending] = deque()
         self.open = True
-        self.pace = 0.0
+        self.last_latency = 0.0
 
     @property
     def oldest_pending_since(self) -> float | None:
         """When the oldest pending command was sent, or None."""
-        return self.owed[0][0] if self.owed else None
+        return self.pending[0][0] if self.pending else None
 
     async def request(self, command: Command | bytes, timeout: float) -> Any:
         """Send, and read until the reply arrives."""
         data = command if isinstance(command, bytes) else self._pack(command)
         replies: list[Any] = [NO_REPLY]
+        sent = boottime()
+        self._use(self._send_request, data, (sent, replies, 0), lambda: replies[0] is not NO_REPLY, sent + timeout)
+        if replies[0] is NO_REPLY:
+            self.check_forked()
+            why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
+            raise OutcomeUnknown(f"{self._address}: {why}")
+        return replies[0]
+
+    def post(self, command: Command | bytes, replies: list[Any], place: int) -> bool:
+        """Send without waiting; `read_available` stores the reply at its place. Return whether the connection is open."""
+        data = command if isinstance(command, bytes) else self._pack(command)
+        self._use(self._send_request, data, (boottime(), replies, place), None, 0.0)
+        return self.open
+
+    def send(self, data: bytes) -> None:
+        """Send bytes that have no reply."""
+        self._use(self._send_all, data)
+
+    def _use(self, step: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Run a step that uses the socket, if it is open. Close the connection if the step fails or is interrupted.
+
+        If another thread closes the connection meanwhile, the descriptor stays open until the step ends: its number could
+        be reused.
+        """
         users = self._users
         try:
             users.append(None)  # inside the try: Ctrl-C may arrive right after it
             if self.open:
-                sent = boottime()
-                self.owed.append((sent, replies, 0))
-                self._send_all(data)
-                self._receive_until(lambda: replies[0] is not NO_REPLY, sent + timeout)
+                step(*args)
         except BaseException as error:
             # Also after Ctrl-C: bytes may be lost between the socket and the parser.
             self._shut_down()
@@ -93,34 +119,13 @@ class SocketConnection:
             users.pop()
             if not self.open:
                 self._release()
-        if replies[0] is NO_REPLY:
-            self.check_forked()
-            why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
-            raise OutcomeUnknown(f"{self._address}: {why}")
-        return replies[0]
 
-    def post(self, command: Command | bytes, replies: list[Any], place: int) -> bool:
-        """Send without waiting; `read_available` stores the reply at its place. Return whether the connection is open."""
-        self.tell(command if isinstance(command, bytes) else self._pack(command), (boottime(), replies, place))
-        return self.open
-
-    def tell(self, data: bytes, pending: tuple[float, list[Any], int] | None = None) -> None:
-        """Send bytes; with `pending`, the server will reply to them."""
-        users = self._users
-        try:
-            users.append(None)  # inside the try: Ctrl-C may arrive right after it
-            if self.open:
-                if pending is not None:
-                    self.owed.append(pending)
-                self._send_all(data)
-        except BaseException as error:
-            self._shut_down()
-            if not isinstance(error, OSError | ValueError):
-                raise
-        finally:
-            users.pop()
-            if not self.open:
-                self._release()
+    def _send_request(self, data: bytes, request: Pending, done: Callable[[], bool] | None, until: float) -> None:
+        """Send a request; with `done`, read until its reply arrives, or until that time."""
+        self.pending.append(request)
+        self._send_all(data)
+        if done is not None:
+            self._receive_until(done, until)
 
     def _send_all(self, data: bytes) -> None:
         """Send all bytes; wait while the send buffer is full."""
@@ -156,22 +161,10 @@ class SocketConnection:
 
     def read_available(self, done: Callable[[], bool] | None = None, until: float = 0.0) -> None:
         """Read once, or until `done()` or the time `until`; store every reply at its place."""
-        # A close() in another thread leaves the descriptor open until this poll ends: its number could be reused.
-        users = self._users
-        try:
-            users.append(None)
-            if done is not None:
-                self._receive_until(done, until)
-            elif self.open:
-                self._receive()
-        except BaseException as error:
-            self._shut_down()
-            if not isinstance(error, OSError | ValueError):
-                raise
-        finally:
-            users.pop()
-            if not self.open:
-                self._release()
+        if done is None:
+            self._use(self._receive)
+        else:
+            self._use(self._receive_until, done, until)
 
     def _receive_until(self, done: Callable[[], bool], until: float) -> None:
         """Poll and read until `done()`, the time `until`, or the end of the connection."""
@@ -196,9 +189,9 @@ class SocketConnection:
         while (reply := self._gets()) is not NO_REPLY:
             if isinstance(reply, self._pushes) and not self._on_push(reply):
                 continue
-            if self.owed:
-                sent, replies, place = self.owed.popleft()
-                self.pace = boottime() - sent
+            if self.pending:
+                sent, replies, place = self.pending.popleft()
+                self.last_latency = boottime() - sent
                 replies[place] = reply
 
     def retain(self) -> None:
@@ -212,10 +205,11 @@ class SocketConnection:
             self._release()
 
     def alive(self) -> bool:
-        """Read what is available, and return whether the server has not closed it. Late replies do not change `pace`."""
-        pace = self.pace
+        """Read what is available, and return whether the server has not closed it. Late replies do
+        not change `last_latency`."""
+        last_latency = self.last_latency
         self.read_available(lambda: False)
-        self.pace = pace
+        self.last_latency = last_latency
         return self.open
 
     def close(self) -> None:
@@ -230,7 +224,7 @@ class SocketConnection:
 
     def check_forked(self) -> None:
         """Raise Forked if this process was forked while it waited here."""
-        if self._forgotten:
+        if self._detached:
             raise Forked(FORKED)
 
     def _shut_down(self) -> None:
@@ -240,126 +234,8 @@ class SocketConnection:
                 self._sock.shutdown(socket.SHUT_RDWR)
             self._on_end()
 
-    def forget(self) -> None:
+    def detach_after_fork(self) -> None:
         """Detach a forked child from its copy."""
-        self.open, self._forgotten = False, True
-        silence(self._sock)
+        self.open, self._detached = False, True
+        detach_after_fork(self._sock)
         self._sock.close()
-
-
-def request_all(
-    asked: Sequence[tuple[SocketConnection, Command | bytes]], timeout: float, enough: Callable[[Sequence[Any]], bool]
-) -> list[Any]:
-    """Send to all, then read from all."""
-    replies: list[Any] = [NO_REPLY] * len(asked)
-    until = boottime() + timeout
-    poll = select.poll()
-    connections: dict[int, SocketConnection] = {}
-    try:
-        for place, (connection, command) in enumerate(asked):
-            connection.retain()
-            if connection.post(command, replies, place):
-                descriptor = connection.fileno()
-                connections[descriptor] = connection
-                poll.register(descriptor, select.POLLIN)
-        reads_ahead = any(connection.tls for connection in connections.values())
-        while connections and not enough(replies):
-            ready = (
-                [descriptor for descriptor, connection in connections.items() if connection.has_buffered()]
-                if reads_ahead
-                else []
-            )
-            if not ready:
-                # Poll once more after the timeout: if the process was stopped meanwhile, the replies are there.
-                left = until - boottime()
-                ready = [descriptor for descriptor, _ in poll.poll(max(0.0, left) * 1000)]
-                if not ready and left <= 0:
-                    break
-            for descriptor in ready:
-                connection = connections[descriptor]
-                connection.read_available()
-                if not connection.owed or not connection.open:
-                    poll.unregister(descriptor)
-                    del connections[descriptor]
-    finally:
-        for connection, _ in asked:
-            connection.end_retain()
-    for connection, _ in asked:
-        connection.check_forked()
-    return replies
-
-
-def open_stream(endpoint: Endpoint) -> socket.socket:
-    """Open a socket, for engines without a driver that connects."""
-    if endpoint.name.startswith("/"):
-        return _open_unix(endpoint)
-    sock = socket.create_connection((endpoint.name, endpoint.port), endpoint.seconds)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if endpoint.before_tls is not None:
-            _send_preamble(sock, endpoint.before_tls)
-        return sock if endpoint.tls is None else endpoint.tls.wrap_socket(sock, server_hostname=endpoint.name)
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _open_unix(endpoint: Endpoint) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.settimeout(endpoint.seconds)
-        sock.connect(endpoint.name)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _send_preamble(sock: socket.socket, before_tls: Callable[[bytes], bytes | None]) -> None:
-    """Exchange what the protocol requires before TLS. The server then sends nothing until it gets this reply."""
-    received = b""
-    while (reply := before_tls(received)) is None:
-        data = sock.recv(CHUNK)
-        if not data:
-            raise ConnectionResetError("the server closed the connection")
-        received += data
-    sock.sendall(reply)
-
-
-def wait_for_push(
-    connections: Sequence[SocketConnection], event: Event, timeout: float, wakeup_fd: int | None = None
-) -> bool:
-    """Read all connections until a push sets the event; end early if `wakeup_fd` becomes readable."""
-    until = boottime() + timeout
-    if len(connections) == 1 and wakeup_fd is None:
-        (connection,) = connections
-        connection.read_available(event.is_set, until)
-        connection.check_forked()
-        return event.is_set()
-    while not event.is_set():
-        left = until - boottime()
-        if left <= 0:
-            break
-        ready = [connection for connection in connections if not connection.open or connection.has_buffered()]
-        if not ready:
-            poll = (
-                select.poll()
-            )  # a new one each time: a connection may be closed, and its number reused, at any moment
-            for descriptor in (
-                *(connection.fileno() for connection in connections),
-                -1 if wakeup_fd is None else wakeup_fd,
-            ):
-                if descriptor >= 0:
-                    poll.register(descriptor, select.POLLIN)
-            received = {descriptor for descriptor, _ in poll.poll(left * 1000)}
-            if wakeup_fd in received:
-                break
-            ready = [connection for connection in connections if connection.fileno() in received]
-        for connection in ready:
-            if connection.open:
-                connection.read_available()
-        if not all(connection.open for connection in connections):
-            break
-    for connection in connections:
-        connection.check_forked()
-    return event.is_set()

@@ -84,13 +84,13 @@ class SimConnection:
         on_end: Callable[[], None],
     ) -> None:
         self.open = False
-        self.pace = 0.0
+        self.last_latency = 0.0
         self._process, self._network, self._connector = process, network, connector
         self._host: SimulatedHost = network.hosts[connector.address]
         self._on_push, self._on_end = on_push, on_end
         self._up = Channel(network, process.label, self._host.label, self._lost)
         self._down = Channel(network, self._host.label, process.label, self._lost)
-        self.owed: deque[tuple[float, Callable[[Any], None]]] = deque()
+        self.pending: deque[tuple[float, Callable[[Any], None]]] = deque()
         self._inbox: deque[tuple[bool, Any]] = deque()
         self._connecting = Suspension(process)
         self._ended = False
@@ -117,7 +117,7 @@ class SimConnection:
     @property
     def oldest_pending_since(self) -> float | None:
         """When the oldest command without a reply was sent."""
-        return self.owed[0][0] if self.owed else None
+        return self.pending[0][0] if self.pending else None
 
     def alive(self) -> bool:
         """Return whether it is open: the process learns of the end by itself."""
@@ -128,7 +128,7 @@ class SimConnection:
         if not self.open:
             take(NO_REPLY)
             return
-        self.owed.append((self._process.clock.now(), take))
+        self.pending.append((self._process.clock.now(), take))
         self._up.send(partial(self._host.deliver, partial(self._serve, command), self._reset))
 
     async def request(self, command: Command | bytes, timeout: float) -> Any:
@@ -148,19 +148,19 @@ class SimConnection:
         self._up.send(partial(self._host.deliver, self._end_session, _nothing))
         self._end()
 
-    def tell(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Refuse: simulated servers read commands, not bytes."""
         raise NotImplementedError(f"{len(data)} bytes for a simulated server")
 
-    def forget(self) -> None:
+    def detach_after_fork(self) -> None:
         """Do nothing: simulated processes do not fork."""
 
     def _end(self) -> None:
         if self._ended:
             return
         self._ended, was_open, self.open = True, self.open, False
-        while self.owed:
-            self.owed.popleft()[1](NO_REPLY)
+        while self.pending:
+            self.pending.popleft()[1](NO_REPLY)
         if was_open:
             self._on_end()
         else:
@@ -171,9 +171,9 @@ class SimConnection:
             pushed, answer = self._inbox.popleft()
             if pushed and not self._on_push(answer):
                 continue
-            if self.owed:
-                sent, take = self.owed.popleft()
-                self.pace = self._process.clock.now() - sent
+            if self.pending:
+                sent, take = self.pending.popleft()
+                self.last_latency = self._process.clock.now() - sent
                 take(answer)
 
     # ------------------------------------------------------------------ the network
@@ -239,14 +239,14 @@ def as_parsed(connector: Connector, answer: Any) -> Any:
 
 async def request_all(
     process: Process,
-    asked: Sequence[tuple[SimConnection, Command | bytes]],
+    requests: Sequence[tuple[SimConnection, Command | bytes]],
     timeout: float,
     enough: Callable[[Sequence[Any]], bool],
 ) -> list[Any]:
     """Send to all servers, then wait until the replies are enough."""
-    answers: list[Any] = [NO_REPLY] * len(asked)
+    answers: list[Any] = [NO_REPLY] * len(requests)
     suspension = Suspension(process)
-    left = len(asked)
+    left = len(requests)
 
     def take(place: int, answer: Any) -> None:
         nonlocal left
@@ -256,11 +256,11 @@ async def request_all(
             if not left or enough(answers):
                 suspension.wake()
 
-    for place, (connection, command) in enumerate(asked):
+    for place, (connection, command) in enumerate(requests):
         connection.post(command, partial(take, place))
     timer = process.timer(timeout, suspension.wake)
     try:
-        if asked and not enough(answers):
+        if requests and not enough(answers):
             await suspension
     finally:
         suspension.done = True

@@ -10,7 +10,8 @@ from fencelock.core.acquire import ShouldStop
 from fencelock.core.client import Client, OnLost
 from fencelock.core.engine import Engine
 from fencelock.core.group import BaseGroup
-from fencelock.core.lease import BaseLease, HoldOptions
+from fencelock.core.lease import BaseLease
+from fencelock.core.lease_state import HoldOptions
 from fencelock.errors import EngineUnavailable
 from fencelock.model import Claim, Grant, LossReason
 from fencelock.sim.history import Kind, Outcome

@@ -174,14 +174,14 @@ class _Outside:
         return _Direct(self._hosts[connector.address], connector)
 
     async def request_all(
-        self, asked: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object
+        self, requests: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object
     ) -> list[Any]:
-        return [await connection.request(command, timeout) for connection, command in asked]
+        return [await connection.request(command, timeout) for connection, command in requests]
 
 
 class _Direct:
     open = True
-    owed = ()
+    pending = ()
     oldest_pending_since = None
 
     def __init__(self, host: SimulatedHost, connector: Connector) -> None:

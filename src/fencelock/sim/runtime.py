@@ -200,13 +200,13 @@ class SimRuntime:
 
     async def request_all(
         self,
-        asked: Sequence[tuple[Connection, Command | bytes]],
+        requests: Sequence[tuple[Connection, Command | bytes]],
         timeout: float,
         enough: Callable[[Sequence[Any]], bool],
     ) -> list[Any]:
         """Send to several simulated servers at once."""
         return await request_all(
-            self.process, cast("Sequence[tuple[SimConnection, Command | bytes]]", asked), timeout, enough
+            self.process, cast("Sequence[tuple[SimConnection, Command | bytes]]", requests), timeout, enough
         )
 
     async def wait_for_push(self, connections: Sequence[Connection], event: Event, timeout: float) -> bool:

@@ -329,6 +329,6 @@ class EtcdClient:
     def detach_after_fork(self) -> None:
         """Drop the parent's connections in a forked child, without sending anything on them."""
         for connection in self._all:
-            connection.raw.forget()
+            connection.raw.detach_after_fork()
         self._all, self._idle = set(), []
-        self._connecting.forget()
+        self._connecting.clear()

@@ -170,16 +170,12 @@ class EtcdEngine:
         await self._sessions.close()
         self._client.close()
 
-    def before_fork(self) -> None:
-        """Do nothing: the child only has to drop the connections."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """In the child, drop the parent's connections without sending anything, and start with new sessions."""
-        if child:
-            self._loss_watcher.detach_after_fork()
-            self._claims.detach_after_fork()
-            self._sessions.detach_after_fork()
-            self._client.detach_after_fork()
+    def after_fork(self) -> None:
+        """Drop the parent's connections without sending anything, and start with new sessions."""
+        self._loss_watcher.detach_after_fork()
+        self._claims.detach_after_fork()
+        self._sessions.detach_after_fork()
+        self._client.detach_after_fork()
 
 
 def _succeeded(step: object) -> bool:

@@ -275,7 +275,7 @@ class EtcdConnection:
 
     def _flush(self) -> None:
         if data := self._h2.data_to_send():
-            self.raw.tell(data)
+            self.raw.send(data)
 
     # ------------------------------------------------------------------ what the server sends
 

@@ -31,7 +31,6 @@ class MySQLConnection:
         "host",
         "id",
         "push_event",
-        "reused",
         "transport",
         "ttl",
         "used_at",
@@ -52,8 +51,6 @@ class MySQLConnection:
         self.ttl = 0
         """The session's wait_timeout: the server ends the session after so many seconds without a statement."""
         self.used_at = 0.0
-        self.reused = False
-        """Whether it came out of the pool: the server may have closed it in the meantime."""
         self.transport: Connection
 
     @property
@@ -94,7 +91,7 @@ class MySQLConnection:
     def send(self, statements: Sequence[str]) -> list[Reply]:
         """Send statements in one write and return their replies, which are still to come."""
         replies = [self.expect_reply() for _ in statements]
-        self.transport.tell(b"".join([query(statement) for statement in statements]))
+        self.transport.send(b"".join([query(statement) for statement in statements]))
         return replies
 
     async def receive(self, replies: Sequence[Reply], timeout: float) -> bool:
@@ -113,7 +110,7 @@ class MySQLConnection:
     def close(self) -> None:
         """End the session."""
         if self.transport.open and self.idle:
-            self.transport.tell(QUIT)
+            self.transport.send(QUIT)
         self.transport.close()
 
 

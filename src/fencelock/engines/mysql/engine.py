@@ -320,14 +320,10 @@ class MySQLEngine:
         """Close all connections; calls that wait on one fail."""
         self._pool.close()
 
-    def before_fork(self) -> None:
-        """Do nothing: connections are copied, and the child does not use them."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """In the child, drop the parent's sessions and connections without sending anything on them."""
-        if child:
-            self._sessions.clear()
-            self._pool.detach_after_fork()
+    def after_fork(self) -> None:
+        """Drop the parent's sessions and connections without sending anything on them."""
+        self._sessions.clear()
+        self._pool.detach_after_fork()
 
     async def _known_names(self) -> sql.Names:
         """Connect if necessary, and return how names are written."""

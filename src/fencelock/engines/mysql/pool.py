@@ -68,7 +68,6 @@ class MySQLPool:
             except IndexError:
                 break  # another thread took the last one
             if self._is_usable(connection):
-                connection.reused = True
                 return connection
             self.discard(connection)
         return await self.connect(ADMIN_TTL if ttl is None else ttl, deadline)
@@ -137,7 +136,7 @@ class MySQLPool:
             response: bytes | None = login.first_packet()
             while response is not None:
                 reply = connection.expect_reply()
-                connection.transport.tell(response)
+                connection.transport.send(response)
                 response = login.respond(*await self._receive_packet(connection, reply, until))
         except (ServerError, ValueError) as error:
             raise connector.unreachable(error) from error
@@ -262,17 +261,18 @@ class MySQLPool:
         deadline: Deadline = NO_DEADLINE,
         repeat: bool = True,
     ) -> list[Any]:
-        """Run statements on any connection; with `repeat`, run them once more if a pooled connection was broken."""
+        """Run statements on any connection; with `repeat`, run them once more if the connection was broken."""
         connection = await self.get(deadline=deadline)
         while True:
             try:
                 return await self.request(connection, statements, deadline.at_most(timeout), check=check)
             except OutcomeUnknown:
-                if connection.open or not (connection.reused and repeat):
+                if connection.open or not repeat:
                     raise
+                repeat = False
             finally:
                 self.put(connection)
-            connection = await self.connect(ADMIN_TTL, deadline)  # not reused, so the loop ends
+            connection = await self.connect(ADMIN_TTL, deadline)
 
     async def reserve(self, connection: MySQLConnection, token: int, timeout: float) -> None:
         """Make sure that a token may be granted: it is reserved on disk, so a restarted server cannot grant it again."""
@@ -350,7 +350,7 @@ class MySQLPool:
     def detach_after_fork(self) -> None:
         """Drop the parent's connections in a forked child without sending anything on them."""
         for connection in self._all:
-            connection.transport.forget()
+            connection.transport.detach_after_fork()
         self._all, self._idle, self._counter_started = set(), [], False
 
 

@@ -15,7 +15,7 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingS
 
 from fencelock.core.clock import NO_DEADLINE, Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
-from fencelock.core.fork import silence
+from fencelock.core.fork import detach_after_fork
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.errors import (
     DUPLICATE_STATEMENT,
@@ -305,7 +305,7 @@ class PostgresConnection:
         if self.open:
             self.open = False
             with suppress(OperationalError):
-                silence(self)  # first: libpq sends a Terminate message when it closes
+                detach_after_fork(self)  # first: libpq sends a Terminate message when it closes
             self._pgconn.finish()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencelock.engines.postgres.connection import Row
-from fencelock.model import Holder, Mode, Snapshot, Waiter, held_for
+from fencelock.model import Snapshot
 
 
 def encode_value(value: str) -> str:
@@ -20,16 +20,15 @@ def decode_text(value: bytes | None) -> str:
 
 def read_snapshot(name: str, rows: Sequence[Row]) -> Snapshot:
     """Return the snapshot for rows of owner, token, seconds left, shared, limit, value in hex, and the clock in µs."""
-    holders: list[Holder] = []
-    waiters: list[Waiter] = []
-    for owner, token, left, shared, permits, content, clock in rows:
-        label, expires_in = decode_text(owner), float(left or 0)
-        limit = None if permits is None else int(permits)
-        mode = Mode.of(shared == b"t", limit)
-        value = bytes.fromhex(decode_text(content)).decode(errors="replace")
-        if token is None:
-            waiters.append(Waiter(label, expires_in, mode, limit, value))
-        else:
-            since = held_for(int(token), float(clock or 0))
-            holders.append(Holder(label, int(token), expires_in, mode, limit, since, value))
-    return Snapshot(name, tuple(holders), tuple(waiters))
+    claims = [
+        (
+            decode_text(owner),
+            None if token is None else int(token),
+            float(left or 0),
+            shared == b"t",
+            None if limit is None else int(limit),
+            bytes.fromhex(decode_text(value)).decode(errors="replace"),
+        )
+        for owner, token, left, shared, limit, value, _ in rows
+    ]
+    return Snapshot.of(name, claims, float(rows[0][-1] or 0) if rows else 0.0)

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 
 from fencelock.core.runtime import NO_REPLY, Command, Parser
 from fencelock.core.urls import redact
+from fencelock.engines.redis.scripts import packed
 from fencelock.errors import EngineUnavailable, InvalidType, InvalidURL
 
 CONNECT_TIMEOUT = 5.0
@@ -116,12 +117,8 @@ class RedisConnector:
         return streams[1].transport, streams
 
     def pack(self, command: Command) -> bytes:
-        """Return the command in Redis's protocol. hiredis has a packer, but it crashes when a signal interrupts it."""
-        text = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, command)])
-        if text.isascii():
-            return f"*{len(command)}\r\n{text}".encode()
-        words = [str(word).encode() for word in command]
-        return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+        """Return the command in Redis's protocol."""
+        return b"*%d\r\n%b" % (len(command), packed(*command))
 
     def parser(self) -> Parser:
         """Return a parser of replies."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from fencelock.core.runtime import Command, Runtime
-from fencelock.engines.redis.connection import RedisConnection, all_replied
+from fencelock.core.runtime import NO_REPLY, Command, Runtime
+from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.errors import HINTS, raise_for_error
 from fencelock.errors import EngineUnavailable
 
@@ -19,7 +19,8 @@ async def shake_hands(
     """Return the server's INFO. Raise EngineUnavailable for a cluster node, an unknown layout, or a missing permission."""
     layout = f"{namespace}:layout"
     commands: list[Command] = [("SUBSCRIBE", connection.channel), ("INFO",), ("GET", layout)]
-    replies = await runtime.request_all([(connection.raw, command) for command in commands], timeout, all_replied)
+    requests = [(connection.raw, command) for command in commands]
+    replies = await runtime.request_all(requests, timeout, lambda replies: NO_REPLY not in replies)
     _, info_reply, stored = replies
     raise_for_error(info_reply, address)
     info = dict(line.split(b":", 1) for line in info_reply.splitlines() if b":" in line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from os import urandom
@@ -10,12 +9,12 @@ from typing import Any
 
 from fencelock.core.connect_once import ConnectOnce
 from fencelock.core.runtime import Command, Runtime
-from fencelock.engines.redis.connection import RedisConnection, all_replied
+from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import CONNECT_TIMEOUT, RedisConnector, ServerError
-from fencelock.engines.redis.errors import RECONNECT_KINDS, raise_for_error
+from fencelock.engines.redis.errors import RECONNECT_KINDS, raise_for_error, reconnect_may_help
 from fencelock.engines.redis.handshake import shake_hands, warn_about_server
 from fencelock.engines.redis.scripts import Script
-from fencelock.errors import ClientClosed, OutcomeUnknown
+from fencelock.errors import ClientClosed, EngineUnavailable, OutcomeUnknown
 
 CHECK_AFTER_IDLE = 1.0
 """Seconds after which an unused connection is checked before use: servers close idle connections."""
@@ -82,15 +81,15 @@ class RedisPool:
         longer timeout can still use it.
         """
         raw, now = connection.raw, self._now()
-        since = raw.oldest_pending_since
-        if since is not None and now - since >= max(timeout, 2 * raw.pace):
-            # The reply may be in the socket's buffer: a caller that needs no more replies does not read the rest.
-            if not raw.alive():
-                return False
+
+        def overdue() -> bool:
             since = raw.oldest_pending_since
-            if since is not None and now - since >= max(timeout, 2 * raw.pace):
-                self.hung = True
-                return False
+            return since is not None and now - since >= max(timeout, 2 * raw.last_latency)
+
+        # alive() also reads the socket's buffer: a caller that needs no more replies leaves the rest there.
+        if overdue() and (not raw.alive() or overdue()):
+            self.hung = raw.open
+            return False
         idle, connection.last_used = now - connection.last_used, now
         return raw.open if idle < CHECK_AFTER_IDLE else raw.alive()
 
@@ -143,64 +142,44 @@ class RedisPool:
 
     # ------------------------------------------------------------------ requests
 
-    async def run(self, script: Script, command: bytes, timeout: float, connect_timeout: float | None = None) -> Any:
-        """Run a script that may run twice. If its connection is broken, repeat it over another, twice at most.
+    async def run(
+        self,
+        script: Script | None,
+        command: bytes | Command,
+        timeout: float,
+        connect_timeout: float = inf,
+        *,
+        once: bool = False,
+    ) -> Any:
+        """Run a script or a command, and repeat it over another connection, twice at most, if another server may be there.
 
-        With `connect_timeout`, a server whose replies have been overdue for that long gets no more than that for this one.
+        Repeat it also if the connection broke, unless it must run `once`. A server whose replies have been overdue for
+        `connect_timeout` gets no more than that for this one.
         """
         repeats = 2
         while True:
-            connection = self.get_idle(timeout) or await self.connect(
-                inf if connect_timeout is None else connect_timeout
-            )
+            connection = self.get_idle(timeout) or await self.connect(connect_timeout)
             since = connection.raw.oldest_pending_since
-            if connect_timeout is not None and since is not None and self._now() - since >= connect_timeout:
+            if since is not None and self._now() - since >= connect_timeout:
                 timeout = min(timeout, connect_timeout)
             try:
                 return await self.request(connection, script, command, timeout)
-            except OutcomeUnknown:
-                if not repeats or connection.raw.open:
+            except EngineUnavailable as error:
+                broken = isinstance(error, OutcomeUnknown) and not connection.raw.open  # servers close idle connections
+                if not repeats or not (reconnect_may_help(error) or (broken and not once)):
                     raise
-                repeats -= 1  # the server closed an idle connection
+                repeats -= 1
             finally:
                 self.put_back(connection)
 
-    async def run_once(self, script: Script, command: bytes, timeout: float) -> Any:
-        """Run a script that must not run twice. Raise OutcomeUnknown if its reply is lost."""
-        connection = self.get_idle(timeout)
-        if connection is not None and not connection.raw.alive():  # nothing was sent: another connection is safe
-            self.discard(connection)
-            connection = None
-        connection = connection or await self.connect()
-        try:
-            return await self.request(connection, script, command, timeout)
-        finally:
-            self.put_back(connection)
-
-    async def run_many(
-        self, script: Script, commands: Sequence[bytes], timeout: float, connect_timeout: float
-    ) -> list[Any]:
-        """Run a script several times, all commands sent together; otherwise like `run`."""
-        if len(commands) == 1:
-            return [await self.run(script, commands[0], timeout, connect_timeout)]
-        repeat = True
-        while True:
-            connection = self.get_idle(timeout) or await self.connect(connect_timeout)
-            try:
-                return await self._run_many_on(connection, script, commands, timeout)
-            except OutcomeUnknown:
-                if not repeat or connection.raw.open:
-                    raise
-                repeat = False  # the server closed an idle connection
-            finally:
-                self.put_back(connection)
-
-    async def request(self, connection: RedisConnection, script: Script, command: bytes, timeout: float) -> Any:
+    async def request(
+        self, connection: RedisConnection, script: Script | None, command: bytes | Command, timeout: float
+    ) -> Any:
         """Run a script over this connection; send its text if the server does not know it. Raise the server's error."""
         try:
             reply = await connection.raw.request(command, timeout)
             if type(reply) is ServerError:
-                if reply.kind == "NOSCRIPT":  # the script did not run
+                if reply.kind == "NOSCRIPT" and script is not None and isinstance(command, bytes):  # it did not run
                     reply = await connection.raw.request(script.as_eval(command), timeout)
                 self.check(reply, connection)
             return reply
@@ -209,44 +188,17 @@ class RedisPool:
             self._discard_idle([other for other in self._idle if other.last_used < connection.last_used])
             raise
 
-    async def _run_many_on(
-        self, connection: RedisConnection, script: Script, commands: Sequence[bytes], timeout: float
-    ) -> list[Any]:
-        requests = [(connection.raw, command) for command in commands]
-        replies = await self._runtime.request_all(requests, timeout, all_replied)
-        for index, reply in enumerate(replies):
-            if type(reply) is ServerError and reply.kind == "NOSCRIPT":
-                replies[index] = reply = await connection.raw.request(script.as_eval(commands[index]), timeout)
-            self.check(reply, connection)
-        return replies
-
     async def scan(self, pattern: str, timeout: float) -> set[str]:
         """Return all keys that match a pattern."""
         found: set[str] = set()
         cursor = 0
         while True:
             command = ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-            next_cursor, keys = await self._run_command(command, timeout)
+            next_cursor, keys = await self.run(None, command, timeout)
             found.update(key.decode() for key in keys)
             cursor = int(next_cursor)
             if not cursor:
                 return found
-
-    async def _run_command(self, command: Command, timeout: float) -> Any:
-        """Run a command that may run twice. If its connection is broken, repeat it once over another."""
-        repeat = True
-        while True:
-            connection = self.get_idle(timeout) or await self.connect()
-            try:
-                reply = await connection.raw.request(command, timeout)
-                self.check(reply, connection)
-                return reply
-            except OutcomeUnknown:
-                if not repeat or connection.raw.open:
-                    raise
-                repeat = False
-            finally:
-                self.put_back(connection)
 
     def check(self, reply: Any, connection: RedisConnection) -> None:
         """Raise the error that a reply stands for; close the connections if another server may be there by now."""
@@ -274,10 +226,10 @@ class RedisPool:
     def detach_after_fork(self) -> None:
         """In a forked child, drop the parent's connections without sending anything over them."""
         for connection in self._all:
-            connection.raw.forget()
+            connection.raw.detach_after_fork()
         self._all = set()
         self._idle.clear()
-        self._connect_once.forget()
+        self._connect_once.clear()
 
 
 def escape_pattern(text: str) -> str:

@@ -24,7 +24,7 @@ class RedisRates:
         """Charge all limits or none, in one script that runs once."""
         args = [int(max_wait * 1e6), *(word for request in requests for word in (request.cost, request.tolerance))]
         command = RESERVE.call(self._keys([request.key for request in requests]), tuple(args))
-        granted, wait, *times = await self._pool.run_once(RESERVE, command, REPLY_TIMEOUT)
+        granted, wait, *times = await self._pool.run(RESERVE, command, REPLY_TIMEOUT, once=True)
         return Reservation(bool(granted), wait / 1e6, tuple(times))
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
@@ -32,7 +32,7 @@ class RedisRates:
         pairs = zip(requests, reservation.times, strict=True)
         args = tuple(word for request, time in pairs for word in (time, request.cost))
         command = REFUND.call(self._keys([request.key for request in requests]), args)
-        await self._pool.run_once(REFUND, command, REPLY_TIMEOUT)
+        await self._pool.run(REFUND, command, REPLY_TIMEOUT, once=True)
 
     async def read(self, keys: Sequence[str]) -> tuple[int, list[int]]:
         """Read all limits in one script."""

@@ -36,7 +36,8 @@ class RedisRecords:
         text = "" if value is None else f"={b64encode(value).decode()}"  # the arguments of a command are text
         args = (key, text, token, ceil(ttl * 1000), "" if expect is None else expect)
         with never_repeated("the write", "Read it", key):
-            done, found = await self._pool.run_once(RECORD, RECORD.call((self._bucket_key(key),), args), REPLY_TIMEOUT)
+            command = RECORD.call((self._bucket_key(key),), args)
+            done, found = await self._pool.run(RECORD, command, REPLY_TIMEOUT, once=True)
         return Written(bool(done), _record(found))
 
 

@@ -16,31 +16,29 @@ INCLUDE = re.compile(r"^ *-- include (\S+)\n", re.MULTILINE)
 class Script:
     """A script. A server that has run its text once (EVAL) also knows it by its digest (EVALSHA)."""
 
-    __slots__ = ("_digest_words", "_evalsha", "_text_words", "name", "text")
+    __slots__ = ("_digest_words", "_text_words", "name", "text")
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
-        self._evalsha = packed("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
-        self._digest_words, self._text_words = self._evalsha.encode(), packed("EVAL", text).encode()
+        self._digest_words = packed("EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest())
+        self._text_words = packed("EVAL", text)
 
     def call(self, keys: Command, args: Command) -> bytes:
         """Return the packed EVALSHA command."""
-        return self.begin(keys, args, 0).encode()
-
-    def begin(self, keys: Command, args: Command, more: int) -> str:
-        """Return the beginning of an EVALSHA command, to which the caller adds `more` packed arguments."""
-        words = 3 + len(keys) + len(args) + more
-        return f"*{words}\r\n{self._evalsha}{packed(len(keys), *keys, *args)}"
+        return b"*%d\r\n%b%b" % (3 + len(keys) + len(args), self._digest_words, packed(len(keys), *keys, *args))
 
     def as_eval(self, call: bytes) -> bytes:
         """Return the same call as EVAL, with the script's text, for a server that may not know its digest."""
         return call.replace(self._digest_words, self._text_words, 1)
 
 
-def packed(*words: str | int) -> str:
-    """Return words in Redis's protocol."""
-    return "".join([f"${len(str(word).encode())}\r\n{word}\r\n" for word in words])
+def packed(*words: str | int) -> bytes:
+    """Return words in Redis's protocol. hiredis has a packer, but it crashes when a signal interrupts it."""
+    text = "".join([f"${len(word)}\r\n{word}\r\n" for word in map(str, words)])
+    if text.isascii():
+        return text.encode()
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in (str(word).encode() for word in words)])
 
 
 def ttl_ms(ttl: float) -> int:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT
-from fencelock.core.runtime import NO_REPLY, Command, Runtime
+from fencelock.core.runtime import NO_REPLY, Command, Event, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import RedisConnector
 from fencelock.engines.redis.pool import escape_pattern
-from fencelock.engines.redis.scripts import load, packed, ttl_ms
+from fencelock.engines.redis.scripts import load, ttl_ms
 from fencelock.engines.redlock.cluster import Cluster, Connections, at_once, is_reply, never, reply_timeout
 from fencelock.engines.redlock.node import CONNECT_TIMEOUT
-from fencelock.engines.redlock.queued import QueuedClaim
 from fencelock.errors import (
     ClientClosed,
     EngineUnavailable,
@@ -61,13 +60,37 @@ MAX_ROUNDS = 4
 """Proposals in a row, each above what the nodes have seen."""
 BATCH = 500
 MAX_CLAIMS = 10_000
-MAX_PACKED_COMMANDS = 1000
 ACKNOWLEDGED = [1]
 """The reply of a node that accepts a proposal."""
 
 CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
     load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
 )
+
+
+@dataclass(slots=True)
+class QueuedClaim:
+    """A queued claim, and the connections over which the nodes notify it.
+
+    A caller that takes it out of the engine's table uses it and its connections alone.
+    """
+
+    connections: Connections
+    event: Event
+    """Set at each notification, and at the end of each connection."""
+    ticket: int
+    """Its place in the queue, the same on all nodes."""
+    attempts: int = 0
+
+    def notified(self, id: str) -> int:
+        """Return how many nodes have notified the claim, or closed its connection."""
+        return sum(conn is not None and (id in conn.notifications or not conn.raw.open) for conn in self.connections)
+
+    def clear(self, id: str) -> None:
+        """Forget all notifications."""
+        for connection in self.connections:
+            if connection is not None:
+                connection.notifications.pop(id, None)
 
 
 class RedlockEngine:
@@ -84,7 +107,6 @@ class RedlockEngine:
         self._prefix = f"{quote(namespace, safe='')}:redlock"
         self._keys = (self._prefix,)
         self._cluster = Cluster(runtime, connectors, self._prefix)
-        self._packed_commands = lru_cache(MAX_PACKED_COMMANDS)(self._pack_commands)
         self._highest = 0
         """The highest proposal seen: ours are never lower, even if our clock goes back."""
         self._proposals: dict[str, int] = {}
@@ -119,16 +141,21 @@ class RedlockEngine:
         return outcome
 
     async def wait(self, waiting: Waiting, timeout: float) -> None:
-        """Wait for notifications of the nodes, or for a random, growing pause."""
+        """Wait until a majority of the nodes has notified the claim, or for a random, growing pause."""
         claim = waiting.claim
         queued = self._queued.pop(claim.id, None)
         if queued is None:
             return
         queued.attempts += 1
         pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(queued.attempts, 10)) * self._runtime.random()
+        until = self._runtime.now() + min(timeout, pause)
         try:
-            connections = [conn.raw for conn in queued.connections if conn is not None and conn.raw.open]
-            await self._runtime.wait_for_push(connections, queued.event, min(timeout, pause))
+            while (left := until - self._runtime.now()) > 0:
+                queued.event.clear()
+                if queued.notified(claim.id) >= self._cluster.majority:
+                    break
+                connections = [conn.raw for conn in queued.connections if conn is not None and conn.raw.open]
+                await self._runtime.wait_for_push(connections, queued.event, left)
         except BaseException:
             self._dequeue(claim, queued)
             raise
@@ -156,7 +183,7 @@ class RedlockEngine:
         max_timeout = _reply_timeout(ttl)
         connections = await self._cluster.get(max_timeout, Deadline(self._runtime.now, ttl / 3))
         # A node that hangs must not take too much of a short ttl; but give slow nodes twice their last latency.
-        latencies = sorted(conn.raw.pace for conn in connections if conn is not None)[: self._cluster.majority]
+        latencies = sorted(conn.raw.last_latency for conn in connections if conn is not None)[: self._cluster.majority]
         timeout = min(max_timeout, max([ttl / 5, *(2 * seconds for seconds in latencies)]))
         silent: Connections = [None] * len(connections)
         try:
@@ -262,15 +289,11 @@ class RedlockEngine:
         for queued in list(self._queued.values()):
             queued.event.set()
 
-    def before_fork(self) -> None:
-        """Do nothing: the child only has to drop the connections."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """In the child, drop the parent's connections without sending anything."""
-        if child:
-            self._queued.clear()
-            self._proposals.clear()
-            self._cluster.detach_after_fork()
+    def after_fork(self) -> None:
+        """Drop the parent's connections without sending anything."""
+        self._queued.clear()
+        self._proposals.clear()
+        self._cluster.detach_after_fork()
 
     # ------------------------------------------------------------------ proposals and renewals
 
@@ -304,7 +327,7 @@ class RedlockEngine:
             if claim.id in self._abandoned:
                 raise ClientClosed("this claim was given up, as its client is being closed; connect again", claim.name)
             if queued is not None:
-                queued.clear()
+                queued.clear(claim.id)
             since = self._runtime.now()
             calls = [self._claim_call(claim, proposal)] * len(connections)
             replies = await self._cluster.run(
@@ -395,40 +418,32 @@ class RedlockEngine:
     def _enqueue(self, claim: Claim, queued: QueuedClaim | None, connections: Connections, ticket: int) -> None:
         """Keep the connections for the claim, which the nodes have put into their queues, until they notify it."""
         if queued is None:
-            queued = QueuedClaim(connections, self._runtime.push_event(), self._cluster.majority, ticket)
-        for connection, notification in zip(queued.connections, queued.notifications, strict=True):
+            queued = QueuedClaim(connections, self._runtime.push_event(), ticket)
+        for connection in queued.connections:
             if connection is not None:
-                connection.push_events[claim.id] = notification
-                if connection.notifications.pop(claim.id, None) is not None:
-                    notification.set()
+                connection.push_events[claim.id] = queued.event
         self._queued[claim.id] = queued
 
     def _dequeue(self, claim: Claim, queued: QueuedClaim) -> None:
         """Give back the connections of a claim that no longer waits."""
+        queued.clear(claim.id)
         for connection in queued.connections:
             if connection is not None:
                 connection.push_events.pop(claim.id, None)
-                connection.notifications.pop(claim.id, None)
         self._cluster.put_back(queued.connections)
 
     # ------------------------------------------------------------------ commands
 
     def _claim_call(self, claim: Claim, proposal: int) -> bytes:
-        begin, _ = self._packed_commands(claim.name, claim.ttl, _label(claim))
-        return f"{begin}{packed(claim.id, proposal)}".encode()
+        return CLAIM.call(self._keys, (claim.name, ttl_ms(claim.ttl), _label(claim), claim.id, proposal))
 
     def _undo_call(self, claim: Claim, proposal: int) -> bytes:
-        _, begin = self._packed_commands(claim.name, claim.ttl, _label(claim))
-        return f"{begin}{packed(claim.id, proposal)}".encode()
+        return UNDO.call(self._keys, (claim.name, claim.id, proposal))
 
     def _enqueue_call(self, claim: Claim, proposal: int, connection: RedisConnection, ticket: int) -> bytes:
         """Return the call that undoes a proposal and enqueues the claim."""
         args = (claim.name, claim.id, proposal, ttl_ms(claim.ttl), _label(claim), connection.channel, ticket)
         return UNDO.call(self._keys, args)
-
-    def _pack_commands(self, name: str, ttl: float, label: str) -> tuple[str, str]:
-        """Return the claim and undo commands of all claims that differ in nothing but id and proposal, up to these two."""
-        return CLAIM.begin(self._keys, (name, ttl_ms(ttl), label), 2), UNDO.begin(self._keys, (name,), 2)
 
 
 def _remember(table: dict[str, int], id: str, value: int) -> None:

@@ -121,7 +121,7 @@ class Node:
         """Remember an undo that was sent without waiting for its reply. The server replies in order."""
         undos = self._unconfirmed.setdefault(connection, deque())
         undos.append(undo)
-        while len(undos) > len(connection.raw.owed):
+        while len(undos) > len(connection.raw.pending):
             undos.popleft()
 
     async def send_pending_undos(self, connection: RedisConnection) -> None:

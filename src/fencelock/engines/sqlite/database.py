@@ -84,6 +84,8 @@ class Database:
         With timeout 0 it never waits and never syncs, so that an event loop can call it.
         """
         mutex, transact = self._mutex, self._transact_synced if synced else self._transact
+        if synced and not timeout:
+            raise DatabaseBusy
         try:
             connection = self._enter(timeout)
             try:
@@ -105,7 +107,7 @@ class Database:
                 pass  # DatabaseBusy: this thread did not get the mutex
 
     def write_synced(self, timeout: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        """Run a step like `write` and sync the commit, so that a power cut does not undo it. The timeout must not be 0."""
+        """Run a step like `write` and sync the commit, so that a power cut does not undo it."""
         return self.write(timeout, step, *args, synced=True)
 
     def read(self, timeout: float, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
@@ -138,14 +140,15 @@ class Database:
         if self._mutex.acquire(timeout=FORK_TIMEOUT):
             self._disconnect()
 
-    def after_fork(self, *, child: bool) -> None:
+    def after_fork_in_parent(self) -> None:
         """Release the mutex. Both processes open a new connection when they need one."""
-        if child:
-            _unclosable.append(self._connection)  # None, unless a transaction lasted for all of FORK_TIMEOUT
-            self._connection = None
-            self._mutex = RLock()
-        else:
-            self._release_mutex()
+        self._release_mutex()
+
+    def after_fork(self) -> None:
+        """In the child, replace the mutex and drop the parent's connection without closing it."""
+        _unclosable.append(self._connection)  # None, unless a transaction lasted for all of FORK_TIMEOUT
+        self._connection = None
+        self._mutex = RLock()
 
     def mint(self, cursor: sqlite3.Cursor) -> int:
         """Return the next token. Call it in a step of a transaction; it raises NeedsReserve."""
@@ -364,7 +367,7 @@ class Database:
         if sqlite3.sqlite_version_info < (3, 37):
             raise EngineUnavailable(f"fencelock needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}")
         connection.execute("PRAGMA page_size = 2048")  # a commit writes whole pages, and ours hold little
-        self._retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+        self._set_wal(connection)
         self._transact_synced(connection, OPEN_TIMEOUT, self._create_tables)
         _sync_folder(os.path.dirname(self.path))
 
@@ -379,11 +382,11 @@ class Database:
         cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         cursor.execute(f"PRAGMA user_version = {LAYOUT}")
 
-    def _retry_while_busy(self, action: Callable[[], object]) -> None:
-        """Repeat an action while another process creates the same database."""
+    def _set_wal(self, connection: sqlite3.Connection) -> None:
+        """Switch to the write-ahead log. SQLite's busy handler does not wait for another process that does the same."""
         for _ in range(2000):
             try:
-                action()
+                connection.execute("PRAGMA journal_mode = WAL")
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:

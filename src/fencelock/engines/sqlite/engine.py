@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar, TypeVarTuple
 
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.engine import MIN_REPLY_TIMEOUT, not_held, reply_timeout
 from fencelock.core.runtime import ProcessWakeup, Runtime
 from fencelock.core.wakeup import WakeupSender
 from fencelock.engines.sqlite.database import Database, DatabaseBusy
-from fencelock.engines.sqlite.queue import AttemptResult, Queue
+from fencelock.engines.sqlite.queue import Queue
 from fencelock.engines.sqlite.rates import SqliteRates
 from fencelock.engines.sqlite.records import SqliteRecords
-from fencelock.errors import EngineUnavailable, NotHeld
+from fencelock.errors import EngineUnavailable
 from fencelock.model import (
     Claim,
     Grant,
@@ -62,25 +62,14 @@ class SqliteEngine:
     async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Acquire the lock or enqueue the claim, in one transaction."""
         sent = self._runtime.now()
-        wakeups: list[str] = []
         ticket = self._tickets.get(claim.id) if self._tickets else None
         try:
-            try:
-                result: AttemptResult | None = self._database.write(
-                    0, self._queue.attempt, wakeups, claim, enqueue, ticket
-                )
-            except DatabaseBusy:
-                result = None  # continue after the block, so that later errors do not have this one as their context
-            if result is None:
-                seconds = deadline.at_most(BUSY_TIMEOUT)
-                result = await self._write_blocking(seconds, self._queue.attempt, claim, enqueue, ticket)
+            seconds = deadline.at_most(BUSY_TIMEOUT)
+            token, ticket, retry_in = await self._write_queue(seconds, self._queue.attempt, claim, enqueue, ticket)
         except BaseException:
             if ticket is None:
                 self._dequeue(claim)  # the claim is not in the queue, so no release wakes it
             raise
-        token, ticket, retry_in = result
-        if wakeups:
-            self._wake(wakeups)
         if token is None:
             if ticket is not None and enqueue:
                 self._tickets[claim.id] = ticket
@@ -115,36 +104,22 @@ class SqliteEngine:
         if len(self._queue.abandoned) > ABANDONED_KEPT:
             self._queue.abandoned.pop(next(iter(self._queue.abandoned)), None)
         self._dequeue(claim)
-        await self._write(self._queue.remove, claim, None)
+        await self._write_queue(BUSY_TIMEOUT, self._queue.remove, claim, None)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one transaction."""
-        wakeups: list[str] = []
-        try:
-            return self._database.write(0, self._queue.renew, wakeups, grants)
-        except DatabaseBusy:
-            pass
         seconds = min(reply_timeout(grant.claim.ttl, MIN_REPLY_TIMEOUT) for grant in grants)
-        return await self._write_blocking(seconds, self._queue.renew, grants)
+        return await self._write_queue(seconds, self._queue.renew, grants)
 
     async def release(self, grant: Grant) -> bool:
         """Release the lock and grant it to the next waiter, in one transaction."""
-        wakeups: list[str] = []
-        try:
-            released = self._database.write(0, self._queue.remove, wakeups, grant.claim, grant.engine_state)
-        except DatabaseBusy:
-            pass
-        else:
-            if wakeups:
-                self._wake(wakeups)
-            return released
-        return await self._write_blocking(BUSY_TIMEOUT, self._queue.remove, grant.claim, grant.engine_state)
+        return await self._write_queue(BUSY_TIMEOUT, self._queue.remove, grant.claim, grant.engine_state)
 
     async def downgrade(self, grant: Grant) -> Grant:
         """Turn an exclusive grant into a shared one and admit the readers behind it, in one transaction."""
         sent = self._runtime.now()
-        if not await self._write(self._queue.downgrade, grant):
-            raise NotHeld(f"the engine no longer has the lock on {grant.claim.name!r}", grant.claim.name)
+        if not await self._write_queue(BUSY_TIMEOUT, self._queue.downgrade, grant):
+            raise not_held(grant)
         return grant.downgraded(sent)
 
     async def inspect(self, name: str) -> Snapshot:
@@ -158,7 +133,7 @@ class SqliteEngine:
 
     async def force_release(self, name: str) -> int:
         """Remove the holders, skip a token, and grant the lock to the next waiter."""
-        return await self._write(self._queue.force_release, name)
+        return await self._write_queue(BUSY_TIMEOUT, self._queue.force_release, name)
 
     async def close(self) -> None:
         """Close the connection. The last one of all processes moves the log into the database, which may sync."""
@@ -170,13 +145,16 @@ class SqliteEngine:
         """Close the connection before the fork."""
         self._database.before_fork()
 
-    def after_fork(self, *, child: bool) -> None:
-        """Open a new connection when one is needed."""
-        self._database.after_fork(child=child)
-        if child:
-            self._close_wakeups()
-            self._wakeup_sender.close()
-            self._wakeup_sender = WakeupSender()
+    def after_fork_in_parent(self) -> None:
+        """Allow a new connection."""
+        self._database.after_fork_in_parent()
+
+    def after_fork(self) -> None:
+        """Drop the parent's wake-ups, and open a new connection when one is needed."""
+        self._database.after_fork()
+        self._close_wakeups()
+        self._wakeup_sender.close()
+        self._wakeup_sender = WakeupSender()
 
     # ------------------------------------------------------------------ wake-ups, and running a step
 
@@ -202,45 +180,31 @@ class SqliteEngine:
             if (wakeup := self._wakeups.pop(id, None)) is not None:
                 wakeup.close()
 
-    async def _write_blocking(
-        self, seconds: float, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts
-    ) -> T:
-        """Run a step in a thread (asyncio) where it may wait for other processes, at most `seconds`."""
+    async def _write_queue(self, seconds: float, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
+        """Run a step of the queue, and wake the claims that it granted a lock."""
         wakeups: list[str] = []
         try:
-            return await self._retry_busy(seconds, self._database.write, step, wakeups, *args)
+            return await self._run(seconds, self._database.write, step, wakeups, *args)
         finally:
-            self._wake(wakeups)  # also after a cancellation: the step is done by then
+            # Also after a cancellation: the step is done by then. A wake-up after a rolled-back step does no harm.
+            for address in wakeups:
+                self._wakeup_sender.wake(address)
 
-    def _wake(self, wakeups: list[str]) -> None:
-        """Wake the claims that a step granted a lock. A wake-up after a rolled-back step does no harm."""
-        for address in wakeups:
-            self._wakeup_sender.wake(address)
-
-    async def _write(self, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
-        """Run a step in this thread, which is faster than a change of threads; if the database is busy, in another one."""
-        wakeups: list[str] = []
-        try:
-            result = self._database.write(0, step, wakeups, *args)
-        except DatabaseBusy:
-            pass
-        else:
-            self._wake(wakeups)
-            return result
-        return await self._write_blocking(BUSY_TIMEOUT, step, *args)
-
-    async def _read(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        try:
-            return self._database.read(0, step, *args)
-        except DatabaseBusy:
-            pass
-        return await self._retry_busy(BUSY_TIMEOUT, self._database.read, step, *args)
+    async def _write(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
+        return await self._run(BUSY_TIMEOUT, self._database.write, step, *args)
 
     async def _write_synced(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        """Run a step that a power cut must not undo. It syncs, so it never runs on an event loop."""
-        return await self._retry_busy(BUSY_TIMEOUT, self._database.write_synced, step, *args)
+        return await self._run(BUSY_TIMEOUT, self._database.write_synced, step, *args)
 
-    async def _retry_busy(self, seconds: float, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
+    async def _read(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
+        return await self._run(BUSY_TIMEOUT, self._database.read, step, *args)
+
+    async def _run(self, seconds: float, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
+        """Run an action in this thread, which is faster than a change of threads; if it has to wait, in another one."""
+        try:
+            return action(0, *args)
+        except DatabaseBusy:
+            pass  # continue after the block, so that later errors do not have this one as their context
         until = Deadline(self._runtime.now, seconds)
         while True:
             try:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fencelock.core.clock import wall_us
 from fencelock.engines.sqlite.database import Database
 from fencelock.errors import ClientClosed
-from fencelock.model import Claim, Grant, Holder, Mode, Renewal, Snapshot, Waiter, advance_queue, held_for
+from fencelock.model import Claim, Grant, Renewal, Snapshot, advance_queue
 
 AttemptResult = tuple[int | None, int | None, float | None]
 """What an attempt returns: token, ticket, and for the first waiter the seconds until the holders expire."""
@@ -30,10 +30,11 @@ REFRESH = "UPDATE claim SET expires = ? WHERE space = ? AND name = ? AND ticket 
 RENEW = REFRESH + " AND token IS NOT NULL"
 FIND = "SELECT ticket FROM claim WHERE space = ? AND name = ? AND id = ?"
 GRANT = "UPDATE claim SET token = ?, expires = ? WHERE space = ? AND name = ? AND ticket = ?"
-LOOK = "SELECT token FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"
-# The same, and whether a holder has expired: the first waiter should notice that, but it may have died too.
+# The token, and whether a holder has expired: the first waiter should notice that, but it may have died too.
 PEEK = """SELECT token, EXISTS (SELECT 1 FROM claim WHERE space = ? AND name = ? AND token IS NOT NULL AND expires <= ?)
           FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? AND expires > ?"""
+SNAPSHOT = """SELECT owner, token, expires, shared, permits, value FROM claim
+              WHERE space = ? AND name = ? AND expires > ? ORDER BY ticket"""
 DELETE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ?"
 REMOVE = "DELETE FROM claim WHERE space = ? AND name = ? AND ticket = ? AND id = ? RETURNING token, expires"
 REMOVE_BY_ID = "DELETE FROM claim WHERE space = ? AND name = ? AND id = ? RETURNING token, expires"
@@ -58,12 +59,14 @@ class Queue:
     """The claims of one namespace, oldest first."""
 
     def __init__(self, database: Database, space: str, wakeup_address: Callable[[Claim], str | None]) -> None:
-        self._mint = database.mint
         self._space = space
-        self._now = database.now
+        self._database = database
         self._wakeup_address = wakeup_address
         self.abandoned: dict[str, None] = {}
         """Claims that must not be enqueued again, as an abandon may overtake an attempt of another thread."""
+
+    def _now_us(self) -> int:
+        return int(self._database.now() * 1e6)
 
     def attempt(
         self, db: sqlite3.Cursor, wakeups: list[str], claim: Claim, enqueue: bool, ticket: int | None
@@ -71,11 +74,11 @@ class Queue:
         """Grant the lock or, if `enqueue`, enqueue the claim. Other waiters that may hold the lock now are granted it too."""
         if claim.id in self.abandoned:
             raise ClientClosed("this client is closed; connect again")
-        now = int(self._now() * 1e6)
+        now = self._now_us()
         ttl = int(claim.ttl * 1e6) + 1
         key = (self._space, claim.name)
         if db.execute(ANY_CLAIM, key).fetchone() is None:
-            minted = self._mint(db)
+            minted = self._database.mint(db)
             return minted, self._insert(db, claim, None, minted, now + ttl), None
         ticket = self._refresh(db, claim, ticket, now, now + ttl)
         mine = Row(claim.id, claim.shared, claim.limit, None, now + ttl, 0, ttl, None)
@@ -86,7 +89,7 @@ class Queue:
             db.execute(DELETE, (*key, row.ticket))
         token = None
         for row in update.admitted:
-            minted = self._mint(db)
+            minted = self._database.mint(db)
             if row is mine:
                 token = minted
                 ticket = self._insert(db, claim, None, token, now + ttl)
@@ -99,7 +102,7 @@ class Queue:
         else:
             first = update.first is not None and update.first.id == claim.id
             if token is None:
-                found = self._look(db, claim, ticket)
+                found = self.peek(db, claim, ticket)
                 token = found[0] if found else None
                 if token is None and not enqueue:
                     db.execute(DELETE, (*key, ticket))
@@ -115,14 +118,13 @@ class Queue:
         if ticket is not None:
             if db.execute(REFRESH, (expires, self._space, claim.name, ticket, claim.id, now)).rowcount:
                 return ticket
-            db.execute(
-                REMOVE, (self._space, claim.name, ticket, claim.id)
-            ).fetchall()  # it has expired: enqueue it again
+            # It has expired: enqueue it again. By now another claim may have its ticket.
+            db.execute(REMOVE, (self._space, claim.name, ticket, claim.id)).fetchall()
         return None
 
     def remove(self, db: sqlite3.Cursor, wakeups: list[str], claim: Claim, ticket: int | None) -> bool:
         """Remove the claim and grant the lock to the next waiter; return whether the claim held the lock."""
-        now = int(self._now() * 1e6)
+        now = self._now_us()
         if ticket is None:
             removed = db.execute(REMOVE_BY_ID, (self._space, claim.name, claim.id)).fetchone()
         else:
@@ -132,39 +134,36 @@ class Queue:
         return removed is not None and removed[0] is not None and removed[1] > now
 
     def renew(self, db: sqlite3.Cursor, wakeups: list[str], grants: Sequence[Grant]) -> list[Renewal]:  # noqa: ARG002
-        now = int(self._now() * 1e6)
-        answers = []
-        for grant in grants:
-            claim = grant.claim
-            args = (now + int(claim.ttl * 1e6) + 1, self._space, claim.name, grant.engine_state, claim.id, now)
-            answers.append(Renewal.RENEWED if db.execute(RENEW, args).rowcount else Renewal.LOST)
-        return answers
+        now = self._now_us()
+        return [
+            Renewal.RENEWED if db.execute(RENEW, self._renewal(grant, now)).rowcount else Renewal.LOST
+            for grant in grants
+        ]
+
+    def _renewal(self, grant: Grant, now: int) -> tuple[int, str, str, int, str, int]:
+        """Return the arguments of RENEW and DOWNGRADE."""
+        claim = grant.claim
+        return now + int(claim.ttl * 1e6) + 1, self._space, claim.name, grant.engine_state, claim.id, now
 
     def downgrade(self, db: sqlite3.Cursor, wakeups: list[str], grant: Grant) -> bool:
         """Make an exclusive holder a shared one and admit the readers behind it; return whether it still held the lock."""
-        now, claim = int(self._now() * 1e6), grant.claim
-        args = (now + int(claim.ttl * 1e6) + 1, self._space, claim.name, grant.engine_state, claim.id, now)
-        if not db.execute(DOWNGRADE, args).rowcount:
+        now = self._now_us()
+        if not db.execute(DOWNGRADE, self._renewal(grant, now)).rowcount:
             return False
-        self._advance(db, wakeups, claim.name, now)
+        self._advance(db, wakeups, grant.claim.name, now)
         return True
 
-    def _look(self, db: sqlite3.Cursor, claim: Claim, ticket: int) -> tuple[int | None] | None:
-        """Return a row with the claim's token (None while it waits), or None if the claim is no longer in the queue."""
-        args = (self._space, claim.name, ticket, claim.id, int(self._now() * 1e6))
-        return db.execute(LOOK, args).fetchone()  # type: ignore[no-any-return]
-
     def peek(self, db: sqlite3.Cursor, claim: Claim, ticket: int) -> tuple[int | None, int] | None:
-        now = int(self._now() * 1e6)
+        now = self._now_us()
         args = (self._space, claim.name, now, self._space, claim.name, ticket, claim.id, now)
         return db.execute(PEEK, args).fetchone()  # type: ignore[no-any-return]
 
     def force_release(self, db: sqlite3.Cursor, wakeups: list[str], name: str) -> int:
-        now = int(self._now() * 1e6)
+        now = self._now_us()
         holders = [row for row in self._rows(db, name) if row.token is not None]
         for row in holders:
             db.execute(DELETE, (self._space, name, row.ticket))
-        self._mint(db)
+        self._database.mint(db)
         self._advance(db, wakeups, name, now)
         return sum(row.expires > now for row in holders)
 
@@ -173,7 +172,7 @@ class Queue:
         for row in update.dead:
             db.execute(DELETE, (self._space, name, row.ticket))
         for row in update.admitted:
-            self._grant(db, wakeups, name, row, self._mint(db), now)
+            self._grant(db, wakeups, name, row, self._database.mint(db), now)
 
     def _grant(self, db: sqlite3.Cursor, wakeups: list[str], name: str, row: Row, token: int, now: int) -> None:
         db.execute(GRANT, (token, now + row.ttl, self._space, name, row.ticket))
@@ -191,24 +190,14 @@ class Queue:
         return map(Row._make, db.execute(QUEUE, (self._space, name)))
 
     def snapshot(self, db: sqlite3.Cursor, name: str) -> Snapshot:
-        now, wall = int(self._now() * 1e6), wall_us()
-        holders: list[Holder] = []
-        waiters: list[Waiter] = []
-        for owner, token, expires, shared, limit, value in db.execute(
-            "SELECT owner, token, expires, shared, permits, value FROM claim WHERE space = ? AND name = ? AND expires > ? "
-            "ORDER BY ticket",
-            (self._space, name, now),
-        ):
-            left, mode = (expires - now) / 1e6, Mode.of(shared, limit)
-            if token is None:
-                waiters.append(Waiter(owner, left, mode, limit, value))
-            else:
-                holders.append(Holder(owner, token, left, mode, limit, held_for(token, wall), value))
-        return Snapshot(name, tuple(holders), tuple(waiters))
+        now = self._now_us()
+        rows = db.execute(SNAPSHOT, (self._space, name, now))
+        claims = ((*row[:2], (row[2] - now) / 1e6, *row[3:]) for row in rows)
+        return Snapshot.of(name, claims, wall_us())
 
     def names(self, db: sqlite3.Cursor, prefix: str) -> list[str]:
         rows = db.execute(
             "SELECT DISTINCT name FROM claim WHERE space = ? AND substr(name, 1, ?) = ? AND expires > ? ORDER BY name",
-            (self._space, len(prefix), prefix, int(self._now() * 1e6)),
+            (self._space, len(prefix), prefix, self._now_us()),
         )
         return [name for (name,) in rows]

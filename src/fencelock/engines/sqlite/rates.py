@@ -37,13 +37,7 @@ class SqliteRates:
         times: list[int] = await self._read(self._find_all, keys)
         return int(self._now() * 1e6), times
 
-    def _reserve(
-        self,
-        db: sqlite3.Cursor,
-        wakeups: list[str],  # noqa: ARG002
-        requests: Sequence[RateRequest],
-        max_wait: float,
-    ) -> Reservation:
+    def _reserve(self, db: sqlite3.Cursor, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
         stored = self._find_all(db, [request.key for request in requests])
         reservation = decide(int(self._now() * 1e6), stored, requests, max_wait)
         if reservation.granted:
@@ -51,13 +45,7 @@ class SqliteRates:
             db.executemany(STORE, [(self._space, request.key, time) for request, time in pairs])
         return reservation
 
-    def _refund(
-        self,
-        db: sqlite3.Cursor,
-        wakeups: list[str],  # noqa: ARG002
-        requests: Sequence[RateRequest],
-        reservation: Reservation,
-    ) -> None:
+    def _refund(self, db: sqlite3.Cursor, requests: Sequence[RateRequest], reservation: Reservation) -> None:
         for request, time in zip(requests, reservation.times, strict=True):
             if self._find_all(db, [request.key]) == [time]:
                 db.execute(STORE, (self._space, request.key, time - request.cost))

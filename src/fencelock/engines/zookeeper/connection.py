@@ -83,7 +83,7 @@ class ZooKeeperConnection:
         self._runtime = runtime
         self._ended = runtime.push_event()
         self._connection = await runtime.connect(ZooKeeperConnector(endpoint), self._received, self._ended.set)
-        self._connection.tell(frame(handshake, None))
+        self._connection.send(frame(handshake, None))
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +111,7 @@ class ZooKeeperConnection:
                     self._xid = self._xid % MAX_XID + 1
                     frames.append(frame(request, self._xid))
                     self._pending.append((self._xid, request, reply))
-                self._connection.tell(b"".join(frames))
+                self._connection.send(b"".join(frames))
             except BaseException:
                 self.close()  # part of a frame may be sent
                 raise
@@ -126,7 +126,7 @@ class ZooKeeperConnection:
             if self._login is None or self._handshake.time_out <= 0:
                 self._on_ready(self._handshake)
             else:
-                self._connection.tell(frame(Auth(0, "digest", self._login), protocol.AUTH_XID))
+                self._connection.send(frame(Auth(0, "digest", self._login), protocol.AUTH_XID))
             return
         xid, zxid, error = decode(reply_header_struct.unpack_from, message, 0)
         if zxid > 0:
@@ -175,4 +175,4 @@ class ZooKeeperConnection:
 
     def detach_after_fork(self) -> None:
         """Drop it in a forked child, without sending anything."""
-        self._connection.forget()
+        self._connection.detach_after_fork()

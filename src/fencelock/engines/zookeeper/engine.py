@@ -191,14 +191,10 @@ class ZooKeeperEngine:
         for queued in list(self._queue.claims.values()):
             queued.woken.set()
 
-    def before_fork(self) -> None:
-        """Do nothing: no resource of this engine must be released before a fork."""
-
-    def after_fork(self, *, child: bool) -> None:
-        """Drop the parent's sessions in the child; it opens its own."""
-        if child:
-            self._queue.claims.clear()
-            self._sessions.after_fork()
+    def after_fork(self) -> None:
+        """Drop the parent's sessions; it opens its own."""
+        self._queue.claims.clear()
+        self._sessions.after_fork()
 
 
 def _has_node(grant: Grant) -> bool:

@@ -1,5 +1,5 @@
--- Read only. Returns the holders and waiters that have not expired: {ms left, token, mode, label} of each holder, {ms left,
--- mode, label} of each waiter in queue order; and the server's clock in µs, from which the age of a token follows.
+-- Read only. Returns the holders, the waiters in queue order, and the server's clock in µs, from which the age of a token
+-- follows: {ms left, token (false: it waits), mode, label} of each claim that has not expired.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
 -- include queue.lua
@@ -12,6 +12,6 @@ for i = 2, #sharing, 2 do
 end
 for _, id in ipairs(redis.call('LRANGE', QUEUE, 0, -1)) do
   local ends, mode, label = string.match(redis.call('HGET', WAITERS, id) or '', '^(%d+):%d+:([^:]*):[^:]*:%d+:(.*)$')
-  if ends and tonumber(ends) > now then waiters[#waiters + 1] = {ends - now, mode, label} end
+  if ends and tonumber(ends) > now then waiters[#waiters + 1] = {ends - now, false, mode, label} end
 end
 return {holders, waiters, tonumber(clock)}

@@ -1,0 +1,1 @@
+"""What all folders of tests share: waiting for a condition, and child processes."""
