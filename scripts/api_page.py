@@ -38,6 +38,7 @@ Functions that you pass (`work`, `build`) are coroutine functions there.
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Connecting, locking, holding": ("connect", "Locks", "Lock", "RWLock", "Lease", "Lost"),
     "Several names, elections": ("MultiLock", "Group", "Election", "Leader", "Candidate"),
+    "Jobs": ("Once", "Schedule", "Slot", "Run", "Outcome"),
     "Rate limits and cached values": ("RateLimit", "RateState", "CachedFunction"),
     "Looking": ("Snapshot", "Holder", "Waiter", "Mode", "LossReason", "Traits", "TokenGuarantee"),
     "Errors": (

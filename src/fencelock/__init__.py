@@ -11,9 +11,11 @@ True
 
 TYPE_CHECKING = False  # as in typing, without importing it
 if TYPE_CHECKING:
-    from fencelock.api.sync import Lease, Lock, Locks, Lost, RWLock, connect
+    from fencelock.api.sync import Locks, connect
     from fencelock.api.sync_cache import CachedFunction
     from fencelock.api.sync_election import Election
+    from fencelock.api.sync_jobs import Once, Schedule, Slot
+    from fencelock.api.sync_lock import Lease, Lock, Lost, RWLock
     from fencelock.api.sync_multi import Group, MultiLock
     from fencelock.api.sync_rate_limit import RateLimit
     from fencelock.errors import (
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from fencelock.model import Holder, LossReason, Mode, Snapshot, TokenGuarantee, Traits, Waiter
     from fencelock.primitives.election import Candidate, Leader
     from fencelock.primitives.rate_limit import RateState
+    from fencelock.primitives.runs import Outcome, Run
 
 __version__ = "0.1.0"
 
@@ -78,12 +81,17 @@ __all__ = [
     "Mode",
     "MultiLock",
     "NotHeld",
+    "Once",
+    "Outcome",
     "OutcomeUnknown",
     "RWLock",
     "RateLimit",
     "RateLimited",
     "RateState",
     "ReleaseFailed",
+    "Run",
+    "Schedule",
+    "Slot",
     "Snapshot",
     "StaleToken",
     "TokenGuarantee",
@@ -98,12 +106,15 @@ PUBLIC_MODULES = (
     "fencelock.errors",
     "fencelock.model",
     "fencelock.api.sync",
+    "fencelock.api.sync_lock",
     "fencelock.api.sync_multi",
     "fencelock.api.sync_cache",
     "fencelock.api.sync_election",
+    "fencelock.api.sync_jobs",
     "fencelock.api.sync_rate_limit",
     "fencelock.primitives.election",
     "fencelock.primitives.rate_limit",
+    "fencelock.primitives.runs",
 )
 
 if not TYPE_CHECKING:  # a type checker would take any name for a public one

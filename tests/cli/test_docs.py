@@ -55,5 +55,17 @@ def test_json_keys_are_documented() -> None:
         "time",
         "dropped",
         "reason",
+        "jobs",
+        "schedule",
+        "next",
+        "last",
+        "slot",
+        "outcome",
+        "attempt",
+        "started",
+        "ended",
+        "duration",
+        "error",
+        "triggered",
     ):
         assert f"`{key}`" in text

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import Engine
+from fencelock.core.records import Record, Records, Written
 from fencelock.core.runtime import Runtime
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, Waiting
@@ -104,8 +105,8 @@ class Faulty:
         return await self._through("downgrade", self.inner.downgrade(grant))
 
     @property
-    def records(self) -> Any:
-        return self.inner.records  # type: ignore[attr-defined]
+    def records(self) -> FaultyRecords:
+        return FaultyRecords(self)
 
     @property
     def rates(self) -> FaultyRates:
@@ -133,6 +134,22 @@ class Faulty:
 
     def after_fork(self) -> None:
         self.inner.after_fork()
+
+
+class FaultyRecords:
+    """The records of the engine, with the faults of `read` and `write`."""
+
+    def __init__(self, faulty: Faulty) -> None:
+        self._through = faulty._through
+        self._inner: Records = faulty.inner.records  # type: ignore[attr-defined]
+
+    async def read(self, key: str) -> Record | None:
+        return await self._through("read", self._inner.read(key))
+
+    async def write(
+        self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
+    ) -> Written:
+        return await self._through("write", self._inner.write(key, value, token=token, ttl=ttl, expect=expect))
 
 
 class FaultyRates:

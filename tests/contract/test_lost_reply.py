@@ -59,7 +59,7 @@ FORCE: dict[str, Request] = {
     "redis": _calls(redis.FORCE),
     "redlock": _calls(redlock.FORCE),
     "postgres": _contains(b"fl_force"),
-    "advisory": _contains(b"fl_evict"),
+    "advisory": _contains(b"fl_terminate_holders"),
     "mysql": _contains(b"KILL CONNECTION"),
     "etcd": lambda data: data.count(b"/claims/x/") == 2,  # a compare and a deletion; a read has the prefix once
     "zookeeper": _zookeeper_request(2),  # Delete

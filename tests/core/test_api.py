@@ -32,7 +32,7 @@ TWINS = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 def plain(annotation: Any) -> str:
     """Return an annotation without its runtime."""
     text = str(annotation).replace("AsyncIterator", "Iterator")
-    return re.sub(r"(?:Awaitable\[|Coroutine\[Any, Any, )(\w+)\]", r"\1", text)
+    return re.sub(r"(?:Awaitable\[|Coroutine\[Any, Any, )(\w+|list\[\w+\])\]", r"\1", text)
 
 
 def signature(function: Any) -> list[tuple[str, Any, str, str]]:

@@ -10,7 +10,7 @@ import pytest
 
 import fencelock
 from fencelock.core.lease import BaseLease
-from fencelock.core.renewer import Kept, LeaseRenewer
+from fencelock.core.renewer import LeaseRef, LeaseRenewer
 
 
 @pytest.mark.parametrize("faster", [False, True])
@@ -35,7 +35,7 @@ def test_lease_dropped_while_the_renewer_checks_it(monkeypatch: pytest.MonkeyPat
         assert not list(others.names())
 
 
-class Overtaken(dict[str, Kept]):
+class Overtaken(dict[str, LeaseRef]):
     """The leases that a renewer iterates over; they change as soon as it has begun."""
 
     def items(self) -> Any:

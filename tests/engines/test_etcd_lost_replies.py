@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from fencelock.core.clock import NO_DEADLINE
+from fencelock.core.records import FOREVER
+from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.engine import EtcdEngine
 from fencelock.engines.etcd.grpc import EtcdConnection
 from fencelock.engines.etcd.messages import TXN
@@ -103,3 +105,17 @@ async def test_release_is_unknown_rather_than_lost(engine: EtcdEngine) -> None:
     assert isinstance(successor, Grant)
     assert await engine.release(grant) is False
     assert await engine.release(successor) is True
+
+
+async def test_replaced_record_leaves_no_lease(engine: EtcdEngine) -> None:
+    """A record without expiry has one lease: the lease of the value before is revoked."""
+    records = engine.records
+    leases: list[int] = []
+    for number in range(3):
+        assert (await records.write("r", b"%d" % number, token=1, ttl=FOREVER)).done
+        _, pair, _ = await records._read(records._keyspace.record("r"))
+        assert pair is not None
+        leases.append(pair.lease)
+    left = [m.read_lease(await records._client.request(m.TIME_TO_LIVE, m.lease_request(lease)))[1] for lease in leases]
+    assert left[:2] == [-1, -1]
+    assert left[2] > FOREVER / 2

@@ -371,6 +371,40 @@ def fenced_etcd(client: etcd3gw.Etcd3Client, lease: fencelock.Lease) -> None:
     assert_type(fence.prune(5), int)
 
 
+def jobs(locks: fencelock.Locks) -> None:
+    """Jobs: the block of `once` may get None, and work is a plain function."""
+
+    def work(slot: fencelock.Slot) -> None:
+        assert_type(slot.token, int)
+        assert_type(slot.lease, fencelock.Lease)
+
+    async def awaited(slot: aio.Slot) -> None: ...
+
+    with locks.once("bill", "monday") as slot:
+        assert_type(slot, fencelock.Slot | None)
+    assert_type(locks.once("bill", "monday").run(work), bool)
+    schedule = locks.schedule("bill", every=60)
+    assert_type(schedule.run_due(work), list[fencelock.Run])
+    schedule.run_due(awaited)  # type: ignore[arg-type]
+    assert_type(schedule.history()[0].outcome, fencelock.Outcome)
+    assert_type(schedule(work)(), list[fencelock.Run])
+
+
+async def awaited_jobs(locks: aio.Locks) -> None:
+    """The same, awaited; work is a coroutine function."""
+
+    async def work(slot: aio.Slot) -> None: ...
+
+    def plain(slot: aio.Slot) -> None: ...
+
+    async with locks.once("bill", "monday") as slot:
+        assert_type(slot, aio.Slot | None)
+    schedule = locks.schedule("bill", every=60)
+    assert_type(await schedule.run_due(work), list[fencelock.Run])
+    await schedule.run_due(plain)  # type: ignore[arg-type]
+    assert_type(await schedule(work)(), list[fencelock.Run])
+
+
 async def fenced_etcd_awaited(client: Any, lease: aio.Lease) -> None:
     """The etcd fence, awaited."""
     fence = aio_etcd.EtcdFence(client)

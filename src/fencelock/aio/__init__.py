@@ -12,9 +12,11 @@ True
 `fencelock.aio.fences` and `fencelock.aio.lockfree` are imported when they are used.
 """
 
-from fencelock.api.aio import Lease, Lock, Locks, Lost, RWLock, connect
+from fencelock.api.aio import Locks, connect
 from fencelock.api.aio_cache import CachedFunction
 from fencelock.api.aio_election import Election
+from fencelock.api.aio_jobs import Once, Schedule, Slot
+from fencelock.api.aio_lock import Lease, Lock, Lost, RWLock
 from fencelock.api.aio_multi import Group, MultiLock
 from fencelock.api.aio_rate_limit import RateLimit
 
@@ -27,8 +29,11 @@ __all__ = [
     "Locks",
     "Lost",
     "MultiLock",
+    "Once",
     "RWLock",
     "RateLimit",
+    "Schedule",
+    "Slot",
     "connect",
 ]
 

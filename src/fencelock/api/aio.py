@@ -7,9 +7,8 @@ from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack
 
+from fencelock.api.aio_lock import Lease, Lock, RWLock
 from fencelock.core.client import Client
-from fencelock.core.group import BaseGroup
-from fencelock.core.lease import BaseLease
 from fencelock.core.urls import open_engine, resolve, shown
 from fencelock.core.validation import (
     check_callback,
@@ -21,193 +20,24 @@ from fencelock.core.validation import (
 )
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.model import LossReason, Mode, Snapshot, Traits
-from fencelock.primitives.habits import no_attribute, no_keyword
-from fencelock.primitives.lock import UNSET, LockFactory, LockOptions, SharedOptions, Unset
+from fencelock.primitives.habits import no_keyword
+from fencelock.primitives.lock import LockFactory, LockOptions, SharedOptions
 from fencelock.primitives.locked import check_template, name_template
 from fencelock.runtime.asyncio import AsyncioRuntime
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from fencelock.api.aio_cache import CachedFunction, SingleFlightOptions
+    from fencelock.api.aio_cache import CachedFunction
     from fencelock.api.aio_election import Election
+    from fencelock.api.aio_jobs import Once, Schedule
     from fencelock.api.aio_multi import MultiLock
     from fencelock.api.aio_rate_limit import RateLimit
     from fencelock.core.urls import Database
+    from fencelock.primitives.single_flight import SingleFlightOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
-class Lost:
-    """The event that a lease is lost.
-
-    >>> async def main():
-    ...     async with connect("memory://lost") as locks, locks.lock("x") as lease:
-    ...         return lease.lost.is_set(), await lease.lost.wait(timeout=0.01)
-    >>> asyncio.run(main())
-    (False, False)
-    """
-
-    __slots__ = ("_lease",)
-
-    def __init__(self, lease: BaseLease | BaseGroup) -> None:
-        self._lease = lease
-
-    def is_set(self) -> bool:
-        """Return whether the lease is lost. It reads the clock, so it is right even after the event loop was blocked."""
-        return self._lease.is_lost()
-
-    async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the lease is lost or released, at most `timeout` seconds; return whether it is lost."""
-        return await self._lease._wait_lost(timeout)
-
-    def __bool__(self) -> bool:
-        return self.is_set()
-
-    def __repr__(self) -> str:
-        return f"<Lost {self._lease.name!r} {'set' if self.is_set() else 'not set'}>"
-
-
-class Lease(BaseLease):
-    """A held lock: its name, its fencing token, and the time that is left.
-
-    >>> async def main():
-    ...     async with connect("memory://lease") as locks:
-    ...         lease = await locks.lock("x", ttl=30).acquire()
-    ...         return lease.remaining > 29, await lease.release(), await lease.release()
-    >>> asyncio.run(main())
-    (True, True, False)
-    """
-
-    __slots__ = ()
-
-    @property
-    def lost(self) -> Lost:
-        """The event that the lease is lost: `is_set()`, which is also its truth value, and `wait(timeout)`."""
-        return Lost(self)
-
-    async def renew(self) -> None:
-        """Renew now; the client also renews in the background. Raises LeaseLost, or EngineUnavailable without a reply."""
-        await self._renew_now()
-
-    async def downgrade(self) -> None:
-        """Turn a write lease into a read lease, in place, and admit the readers that wait directly behind it.
-
-        Raises LeaseLost, or NotHeld if this is not a write lease. Without a reply of the engine the lease counts as a read
-        lease at once, and the client repeats the request.
-        """
-        await self._downgrade()
-
-    async def release(self) -> bool:
-        """Release the lock; return True if the lease still held it. Safe to call again."""
-        return await self._release()
-
-    async def __aenter__(self) -> Lease:
-        self._enter_block()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._exit_block(error)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
-
-
-class Lock:
-    """A lock on a name: it makes leases, and tasks may share it.
-
-    When the lease is lost, the body of an `async with` is cancelled and the block raises LeaseLost.
-
-    >>> async def main():
-    ...     async with connect("memory://lock") as locks:
-    ...         lock = locks.lock("x", timeout=5)
-    ...         async with lock as lease:
-    ...             return await lock.try_acquire()
-    >>> asyncio.run(main()) is None
-    True
-    """
-
-    __slots__ = ("_factory",)
-
-    def __init__(self, factory: LockFactory[Lease]) -> None:
-        self._factory = factory
-
-    @property
-    def name(self) -> str:
-        """The name of the lock."""
-        return self._factory.name
-
-    async def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Lease:
-        """Wait for the lock, by default for the lock's own timeout; raise LockTimeout.
-
-        Keep a reference to the lease: without one it is no longer renewed. A cancelled acquire abandons its claim before it
-        raises CancelledError; a server that does not reply delays that by up to 5 seconds.
-        """
-        if unknown:
-            raise no_keyword("acquire", unknown)
-        return await self._factory.acquire(timeout)
-
-    async def try_acquire(self) -> Lease | None:
-        """Return a lease, or None if the lock is not free now."""
-        return await self._factory.try_acquire()
-
-    async def __aenter__(self) -> Lease:
-        return self._factory.entered(self._factory.current_task(), await self._factory.acquire())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._factory.leaving()._exit_block(error)
-
-    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
-
-        def __getattr__(self, attribute: str) -> NoReturn:
-            raise no_attribute(attribute)
-
-    def __repr__(self) -> str:
-        return f"<Lock {self.name!r}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
-
-
-class RWLock:
-    """A reader-writer lock: `read()` and `write()` return locks. Nobody overtakes, so writers do not starve.
-
-    >>> async def main():
-    ...     async with connect("memory://rwlock") as locks:
-    ...         catalog = locks.rwlock("catalog")
-    ...         async with catalog.write() as lease:
-    ...             await lease.downgrade()
-    ...             return lease.mode.value
-    >>> asyncio.run(main())
-    'shared'
-    """
-
-    __slots__ = ("_read", "_write")
-
-    def __init__(self, read: Lock, write: Lock) -> None:
-        self._read = read
-        self._write = write
-
-    @property
-    def name(self) -> str:
-        """The name of the lock."""
-        return self._write.name
-
-    def read(self) -> Lock:
-        """Return the lock for readers, who hold it together."""
-        return self._read
-
-    def write(self) -> Lock:
-        """Return the lock for a writer, who holds it alone. Its lease can be downgraded to a read lease."""
-        return self._write
-
-    def __repr__(self) -> str:
-        return f"<RWLock {self.name!r}>"
 
 
 class Locks:
@@ -286,7 +116,7 @@ class Locks:
     def multi(
         self, *names: str, read: Iterable[str] = (), write: Iterable[str] = (), **options: Unpack[SharedOptions]
     ) -> MultiLock:
-        """Return a lock on several names, all or nothing: at most 32 names, of which `read` are only read.
+        """Return a lock on several names, all or nothing: at most 32 names. Those in `read` are only read.
 
         Duplicates count once, a name to read and to write is written, and all contenders acquire in one global order. The
         timeout is for all names together. The options are `lock`'s.
@@ -302,6 +132,86 @@ class Locks:
         from fencelock.primitives.election import ElectionFactory
 
         return Election(ElectionFactory(self._client, name, value, **options))
+
+    def once(
+        self,
+        name: str,
+        slot: str,
+        *,
+        keep: float = 90 * 86400.0,
+        attempts: int = 1,
+        again: bool = False,
+        ttl: float | None = None,
+        max_hold: float | None = None,
+        stall_after: float | None = None,
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
+    ) -> Once:
+        """Return one run of a job in the whole fleet: a slot is any text, such as a day, and runs at most `attempts` times.
+
+        `keep`: seconds for which the run is remembered. A run that raises is failed, and one whose worker died is abandoned;
+        each uses up an attempt. `again`: run a finished slot on purpose. The other options are `lock`'s.
+        """
+        from fencelock.api.aio_jobs import Once
+        from fencelock.primitives.once import OnceFactory
+
+        return Once(
+            OnceFactory(
+                self._client,
+                name,
+                slot,
+                keep=keep,
+                attempts=attempts,
+                again=again,
+                ttl=ttl,
+                max_hold=max_hold,
+                stall_after=stall_after,
+                purpose=purpose,
+            )
+        )
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        cron: str | None = None,
+        every: float | None = None,
+        tz: str = "UTC",
+        catch_up: Literal["latest", "all", "none"] = "latest",
+        within: float | None = 3600.0,
+        overlap: Literal["skip", "wait"] = "skip",
+        attempts: int = 1,
+        ttl: float | None = None,
+        max_hold: float | None = None,
+        stall_after: float | None = None,
+        purpose: Literal["efficiency", "correctness"] = "efficiency",
+    ) -> Schedule:
+        """Return a schedule: each slot runs once in the whole fleet, whatever the clocks of its processes say.
+
+        `cron`: an expression in the time zone `tz` (needs the extra `cron`). `every`: seconds, as multiples since 1970.
+        `catch_up`: which slots to run that were due while no process watched. `within`: seconds after which a slot is given
+        up. `overlap`: whether a slot that is due during another run is skipped or waits. `attempts`: how often a slot may run
+        if runs fail or their workers die. The other options are `lock`'s.
+        """
+        from fencelock.api.aio_jobs import Schedule
+        from fencelock.primitives.schedule import ScheduleFactory
+
+        return Schedule(
+            ScheduleFactory(
+                self._client,
+                name,
+                cron=cron,
+                every=every,
+                tz=tz,
+                catch_up=catch_up,
+                within=within,
+                overlap=overlap,
+                attempts=attempts,
+                ttl=ttl,
+                max_hold=max_hold,
+                stall_after=stall_after,
+                purpose=purpose,
+            )
+        )
 
     def rate_limit(
         self,

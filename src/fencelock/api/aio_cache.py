@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypedDict, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from fencelock.core.client import Client
 from fencelock.core.validation import check_coroutine_function
 from fencelock.primitives.locked import check_template, name_template
-from fencelock.primitives.single_flight import Codec, SingleFlight, cache_options, invalidate
+from fencelock.primitives.single_flight import SingleFlight, SingleFlightOptions, cache_options, invalidate
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
-class _Required(TypedDict):
-    ttl: float
-
-
-class SingleFlightOptions(_Required, total=False):
-    """The options of `single_flight` and `cached`; see `Locks.single_flight`."""
-
-    stale: float
-    timeout: float | None
-    error_for: float
-    codec: Codec
-    lease_ttl: float | None
 
 
 class CachedFunction(Generic[P, T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from fencelock.api.aio import Lease, Lock
+from fencelock.api.aio_lock import Lease, Lock
 from fencelock.core.validation import check_coroutine_function
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.primitives.election import Candidate, ElectionFactory, Leader

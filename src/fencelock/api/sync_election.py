@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fencelock.api.sync import Lease, Lock
+from fencelock.api.sync_lock import Lease, Lock
 from fencelock.core.validation import check_function
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.primitives.election import Candidate, ElectionFactory, Leader

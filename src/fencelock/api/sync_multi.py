@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import NoReturn
 
-from fencelock.api.sync import Lease, Lost
+from fencelock.api.sync_lock import Lease, Lost
 from fencelock.core.group import BaseGroup
 from fencelock.primitives.lock import UNSET, Unset
 from fencelock.primitives.multi import MultiLockFactory
@@ -47,9 +47,6 @@ class Group(BaseGroup):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         run_sync(self._exit_block(error))
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a fencelock group cannot be sent to another process; call connect() and acquire there")
 
 
 class MultiLock:

@@ -8,6 +8,9 @@ import sys
 COMMANDS = {
     "run": "run a command while holding a lock",
     "elect": "run a command while leading, and again in each term",
+    "once": "run a command once for a slot, such as a day, in the whole fleet",
+    "cron": "run a command once for each slot of a schedule, in the whole fleet",
+    "jobs": "list the schedules: when they run next, and how they ended last",
     "ls": "list the locks that are held or waited for",
     "show": "show who holds a lock and who waits for it",
     "watch": "print a line for each change of a lock",

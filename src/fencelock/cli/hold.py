@@ -1,4 +1,4 @@
-"""Hold a lock while a command runs: what `fencelock run` and `fencelock elect` share."""
+"""Hold a lock while a command runs: what `fencelock run`, `elect`, `once` and `cron` share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
     Held = BaseLease | BaseGroup
-    Acquire = Callable[[Client[BaseLease]], Coroutine[Any, Any, Held]]
+    Acquire = Callable[[Client[BaseLease]], Coroutine[Any, Any, Held | None]]
+    from fencelock.cli.job import CommandRun
 
 RELEASE_TIMEOUT = 5.0
 """Seconds for the release after the command has ended. An unreachable engine must not delay the exit code for longer; the
@@ -83,8 +84,10 @@ def _ttl(text: str) -> float:
     return ttl
 
 
-def hold(options: argparse.Namespace, command: list[str], acquire: Acquire) -> tuple[Ended, Signals]:
-    """Run the command while holding what `acquire` returns."""
+def hold(
+    options: argparse.Namespace, command: list[str], acquire: Acquire, job: CommandRun | None = None
+) -> tuple[Ended, Signals]:
+    """Run the command while holding what `acquire` returns. `job` records how it ended, before the release."""
     for fd in (0, 1, 2):
         # The next open() would get the number of a closed standard stream. /dev/null takes its place until exec.
         try:
@@ -95,7 +98,7 @@ def hold(options: argparse.Namespace, command: list[str], acquire: Acquire) -> t
     watchdog = Watchdog(child)
     signals = Signals()
     try:
-        ended = _run(options, acquire, child, watchdog, signals)
+        ended = _run(options, acquire, job, child, watchdog, signals)
     except Exception as error:
         names, were = ", ".join(map(repr, options.names)), "was" if len(options.names) == 1 else "were"
         outcome = "was killed" if child.started else f"was not started, as {names} {were} not acquired"
@@ -125,7 +128,14 @@ def check_command(command: list[str], example: str) -> None:
         leave(NOT_FOUND)
 
 
-def _run(options: argparse.Namespace, acquire: Acquire, child: Child, watchdog: Watchdog, signals: Signals) -> Ended:
+def _run(
+    options: argparse.Namespace,
+    acquire: Acquire,
+    job: CommandRun | None,
+    child: Child,
+    watchdog: Watchdog,
+    signals: Signals,
+) -> Ended:
     from fencelock.cli.waiting import Interrupted, InterruptibleRuntime
     from fencelock.core.client import Client
     from fencelock.core.lease import BaseLease
@@ -160,9 +170,10 @@ def _run(options: argparse.Namespace, acquire: Acquire, child: Child, watchdog: 
         return Ended(options.conflict_exit_code)
     for number in signals.take():  # other signals are only for a running command
         if number in TERMINATING:
+            _record(job, held, None)
             _release(held)
             return Ended(SIGNALLED + number)
-    ended = _hold(options, child, watchdog, signals, held)
+    ended = _hold(options, job, child, watchdog, signals, held)
     if ended.code != LOST:
         close()
     return ended
@@ -200,7 +211,14 @@ def _write_holders(client: Client[BaseLease], names: list[str]) -> None:
                 write_error(f"{name!r} is held by {who}{line}")
 
 
-def _hold(options: argparse.Namespace, child: Child, watchdog: Watchdog, signals: Signals, held: Held) -> Ended:
+def _hold(
+    options: argparse.Namespace,
+    job: CommandRun | None,
+    child: Child,
+    watchdog: Watchdog,
+    signals: Signals,
+    held: Held,
+) -> Ended:
     from fencelock.cli.supervise import Supervisor
 
     if options.verbose:
@@ -209,12 +227,13 @@ def _hold(options: argparse.Namespace, child: Child, watchdog: Watchdog, signals
     supervisor = Supervisor(held, child, watchdog, signals, options.max_hold)
     if held.is_lost():  # this process was stopped meanwhile; from here on the watchdog covers that
         return _lost(held, "was not started")
-    child.start(_environment(held), foreground=options.foreground)
+    child.start(_environment(held) | (job.environment if job else {}), foreground=options.foreground)
     all_ended = supervisor.watch()
     watchdog.dismiss()  # before the release, which may last longer than the watchdog's deadline
     child.give_back_foreground()
     if not all_ended:
         write_error("a process of the command could not be killed: it runs as another user, or hangs in the kernel")
+    _record(job, held, child.status if supervisor.ended_by_itself else None)
     if not supervisor.ended_by_itself:
         return _lost(held, "was stopped", again=all_ended and not supervisor.asked_to_stop)
     assert child.status is not None
@@ -225,6 +244,15 @@ def _hold(options: argparse.Namespace, child: Child, watchdog: Watchdog, signals
         write_error(failure[1])
         return Ended(failure[0])
     return Ended(child.status, again=child.status == 0 and not supervisor.asked_to_stop)
+
+
+def _record(job: CommandRun | None, held: Held, status: int | None) -> None:
+    """Record how a job's command ended, within a bounded time; None if it was stopped or not started."""
+    if job is not None:
+        from fencelock.runtime.blocking import run_sync
+
+        left = held.deadline - held._client.runtime.now()
+        _bounded(lambda: run_sync(job.record(status)), min(max(left, MIN_RELEASE_TIMEOUT), RELEASE_TIMEOUT))
 
 
 def _environment(held: Held) -> dict[str, str]:

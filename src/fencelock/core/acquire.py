@@ -17,7 +17,7 @@ from fencelock.model import Claim, Grant, Renewal, Waiting
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 STOP_CHECK_SECONDS = 0.5
-"""How often a caller with `should_stop` is asked."""
+"""Seconds between two calls of `should_stop`."""
 
 ShouldStop = Callable[[], bool]
 OnWait = Callable[[Claim], Coroutine[Any, Any, None]]

@@ -13,9 +13,9 @@ from fencelock.core.clock import Deadline
 from fencelock.core.runtime import Runtime
 from fencelock.errors import EngineUnavailable, FencelockError, InvalidType
 
-Words = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 """The keyword arguments of a driver's `connect`."""
-Find = Callable[[], Awaitable[Words]]
+Find = Callable[[], Awaitable[Arguments]]
 P = TypeVar("P")
 L = TypeVar("L")
 
@@ -24,7 +24,7 @@ class AdoptedClient(Generic[P]):
     """A database as an application connects to it. `parse` converts a driver's arguments to the engine's own form."""
 
     def __init__(
-        self, find: Find, parse: Callable[[Words], P], title: str, url: str, *, connects: bool = False
+        self, find: Find, parse: Callable[[Arguments], P], title: str, url: str, *, connects: bool = False
     ) -> None:
         self.address = title
         """A description for messages, until the server's address is known."""
@@ -34,47 +34,47 @@ class AdoptedClient(Generic[P]):
         """Whether `find` makes the application open a connection, which may take long."""
         self._find = find
         self._parse = parse
-        self._place: P | None = None
+        self._target: P | None = None
 
-    async def place(self, *, afresh: bool = False) -> P:
-        """Return where and how to connect. `find` runs once, unless `afresh`."""
-        if self._place is None or afresh:
+    async def target(self, *, again: bool = False) -> P:
+        """Return where and how to connect. `find` runs once, unless `again`."""
+        if self._target is None or again:
             try:
-                self._place = self._parse(await self._find())
+                self._target = self._parse(await self._find())
             except FencelockError:
                 raise
             except Exception as error:
                 raise EngineUnavailable(f"{self.address} cannot say how to connect: {error}") from error
-        return self._place
+        return self._target
 
     async def connect(self, connect: Callable[[P], Awaitable[L]], refused: type[Exception], deadline: Deadline) -> L:
         """Connect as the application does. If that fails, call `find` again, once: passwords and addresses change.
 
         If `find` opens a connection, it runs again only if the server has `refused` the login, and so is reachable.
         """
-        place = await self.place()
+        target = await self.target()
         try:
-            return await connect(place)
+            return await connect(target)
         except EngineUnavailable as error:
             if deadline.passed or (self.connects and not isinstance(error.__cause__, refused)):
                 raise
-            fresh = await self.place(afresh=True)
-            if fresh == place:
+            fresh = await self.target(again=True)
+            if fresh == target:
                 raise
         return await connect(fresh)
 
 
-async def ask_engine(runtime: Runtime, engine: Any, read: Callable[[Any, Any], Words]) -> Words:
+async def ask_engine(runtime: Runtime, engine: Any, read: Callable[[Any, Any], Arguments]) -> Arguments:
     """Return `read(engine, connection)` for a new connection of SQLAlchemy, with the engine's arguments and hooks."""
     if not hasattr(engine, "sync_engine"):
         return await runtime.run_blocking(_ask_new_connection, engine, read)
     from sqlalchemy.util import greenlet_spawn
 
-    words: Words = await greenlet_spawn(_ask_new_connection, engine.sync_engine, read)
-    return words
+    arguments: Arguments = await greenlet_spawn(_ask_new_connection, engine.sync_engine, read)
+    return arguments
 
 
-def _ask_new_connection(engine: Any, read: Callable[[Any, Any], Words]) -> Words:
+def _ask_new_connection(engine: Any, read: Callable[[Any, Any], Arguments]) -> Arguments:
     """Connect through an empty copy of the engine's pool, which has its arguments and hooks."""
     pool = engine.pool.recreate()
     try:
@@ -96,6 +96,6 @@ def check_engine(runtime: Runtime, engine: Any) -> str:
     return str(engine.url.render_as_string(hide_password=True))
 
 
-async def ready(words: Words) -> Words:
+async def ready(arguments: Arguments) -> Arguments:
     """Return arguments that are already known; an awaitable for `find`."""
-    return words
+    return arguments

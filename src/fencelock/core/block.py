@@ -60,7 +60,7 @@ class Blocks:
 
     def interrupt(self) -> None:
         """Cancel the bodies of all blocks, as the lease is lost."""
-        for guard in self._guards.copy():  # a thread may have seen the loss, and the event loop goes on meanwhile
+        for guard in self._guards.copy():  # a copy: another thread may change the list meanwhile
             guard.interrupt()
 
     async def exit(self, lease: Holding, error: BaseException | None) -> None:
@@ -82,7 +82,7 @@ class Blocks:
             error.add_note(f"Besides, {lease._loss()}.")
 
     def _leave(self, lease: Holding) -> bool:
-        """Remove what the block that this task entered last needed; return whether its guard has cancelled the body."""
+        """Remove the block that this task entered last; return whether its guard has cancelled the body."""
         try:
             task = lease._client.runtime.current_task()
         except RuntimeError:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 class _Connecting(NamedTuple):
     done: Event
-    within: float
+    timeout: float
     errors: list[FencelockError]
 
 
@@ -31,22 +31,22 @@ class ConnectOnce(Generic[T]):
         self._connect = connect
         self._in_flight: _Connecting | None = None
 
-    async def once(self, made: Callable[[], T | None], keep: Callable[[T], None], within: float) -> T:
+    async def once(self, made: Callable[[], T | None], keep: Callable[[T], None], timeout: float) -> T:
         """Return the connection that another caller has made (`made`), or make one and store it (`keep`).
 
         If the connect in flight fails, its waiters raise the same error, unless they have more time left than it had.
         """
-        until = self._runtime.now() + within
+        until = self._runtime.now() + timeout
         while (other := self._in_flight) is not None:
             left = until - self._runtime.now()
             if not await other.done.wait(None if left == inf else left):
-                raise EngineUnavailable(f"cannot reach {self._server} within {within:.3g} s")
+                raise EngineUnavailable(f"cannot reach {self._server} within {timeout:.3g} s")
             if (connection := made()) is not None:
                 return connection
             for error in other.errors:
-                if other.within >= until - self._runtime.now():
+                if other.timeout >= until - self._runtime.now():
                     raise type(error)(*error.args) from error
-        mine = self._in_flight = _Connecting(self._runtime.event(), within, [])
+        mine = self._in_flight = _Connecting(self._runtime.event(), timeout, [])
         try:
             connection = await self._connect(until - self._runtime.now())
             keep(connection)

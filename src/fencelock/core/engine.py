@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from fencelock.core.clock import Deadline
-from fencelock.errors import OutcomeUnknown
+from fencelock.errors import NotHeld, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, Traits, Waiting
 
 MIN_REPLY_TIMEOUT = 0.5
@@ -21,6 +21,11 @@ MAX_REPLY_TIMEOUT = 5.0
 def reply_timeout(ttl: float, shortest: float) -> float:
     """Return how long to wait for a reply: a third of the ttl, as a later reply has no use, but at least `shortest`."""
     return min(MAX_REPLY_TIMEOUT, max(shortest, ttl / 3))
+
+
+def not_held(grant: Grant) -> NotHeld:
+    """Return the error of a downgrade whose grant the engine no longer has."""
+    return NotHeld(f"the engine no longer has the lock on {grant.claim.name!r}", grant.claim.name)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fencelock.core.block import Blocks
 from fencelock.core.lease import BaseLease
@@ -27,7 +27,7 @@ class BaseGroup:
         self._blocks = Blocks()
         self._event: Event | None = None
         self._reported = True
-        """Whether the loss was reported, or nobody needs to hear of it: the group is not complete yet."""
+        """Whether the loss was reported, or must not be: the group is not complete yet."""
 
     def _add(self, lease: BaseLease) -> None:
         """Add a lease, while the group is being acquired."""
@@ -62,7 +62,7 @@ class BaseGroup:
 
     @property
     def ttl(self) -> float:
-        """Seconds after which the engine lets others in if the group is not renewed."""
+        """Seconds after which the engine grants the locks to others if the group is not renewed."""
         return min(lease.ttl for lease in self._members)
 
     def is_lost(self) -> bool:
@@ -83,6 +83,9 @@ class BaseGroup:
     def __repr__(self) -> str:
         state = f"lost: {self.reason}" if self.is_lost() else f"{self.remaining:.1f} s"
         return f"<Group {self.name!r} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock group cannot be sent to another process; call connect() and acquire there")
 
     def _leases(self) -> list[BaseLease]:
         return self._members

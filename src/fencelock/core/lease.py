@@ -154,7 +154,7 @@ class BaseLease(LeaseState):
             ) from error
         if grant.attempt_in_flight:
             await leftovers.discard(grant.claim, seconds=MIN_REPLY_TIMEOUT)
-        # After a repetition nobody can say whether the lock was lost, or only the reply to its release.
+        # After a repetition it is unknown whether the lock was lost, or only the reply to its release.
         if not ours and not repeated and not client.closed:  # close() in another thread may have released it before us
             self.reason = LossReason.GONE
             self._report_loss()

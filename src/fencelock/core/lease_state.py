@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from fencelock.core.block import Blocks
 from fencelock.core.log import WARNING, log
@@ -90,7 +90,7 @@ class LeaseState:
         """How it was lost, or None."""
         self._pause = 0.0
         self._trouble: str | None = None
-        """Why the last renewal failed, if it did. In words: the error would keep its frames, and the leases in them."""
+        """Why the last renewal failed, or None. A text: an exception would keep its frames alive, and the leases in them."""
         self._reentry: tuple[str, Mode, Hashable] | None = None
 
     def _begin(self, grant: Grant) -> None:
@@ -126,7 +126,7 @@ class LeaseState:
 
     @property
     def ttl(self) -> float:
-        """Seconds after which the engine lets others in if the lease is not renewed."""
+        """Seconds after which the engine grants the lock to others if the lease is not renewed."""
         return self._grant.claim.ttl
 
     @property
@@ -155,14 +155,14 @@ class LeaseState:
             raise LeaseLost(f"the lease on {self.name!r} was released; acquire again", self.name, None)
 
     def progress(self) -> None:
-        """Say that the work goes on. A lease with `stall_after` is renewed only while its holder calls this often enough."""
+        """Report progress. A lease with `stall_after` is renewed only while its holder calls this often enough."""
         if self._stall_after is not None:
             self.check()
             self._progressed = self._client.runtime.now()
             self._client.renewer.look_at(self._next_look())  # it may have stopped the renewals
 
     def _loss(self) -> LeaseLost:
-        """Return the error that tells of the loss."""
+        """Return the error for the loss."""
         reason = self.reason or LossReason.EXPIRED
         advice = ADVICE if reason in (LossReason.EXPIRED, LossReason.GONE, LossReason.STALLED) else ""
         return LeaseLost(f"{self._how_lost()}{advice}", self.name, reason)
@@ -180,6 +180,9 @@ class LeaseState:
         )
         return f"<Lease {self.name!r} token={self.token} {state}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a fencelock lease cannot be sent to another process; call connect() and acquire there")
+
     # ------------------------------------------------------------------ what changes it
 
     @property
@@ -193,7 +196,7 @@ class LeaseState:
         return self._released or self.reason is not None
 
     def _wants_renewal(self, now: float) -> bool:
-        """Return whether it is due."""
+        """Return whether a renewal is due."""
         return now >= self._due and not self._stalled(now)
 
     def _unrenewed_for(self, now: float) -> float:
@@ -217,7 +220,7 @@ class LeaseState:
         self._lose(LossReason.MAX_HOLD if self.deadline == self._final else reason)
 
     def _extend(self, since: float, ttl: float) -> None:
-        """Count from then on, which must not lie after the engine did: earlier by a moment is safe."""
+        """Start the ttl at `since`, which must not lie after the time at which the engine started it."""
         self._engine_end: float = since + ttl
         self.deadline: float = self._engine_end - clock_margin(ttl)
         self._due: float = since + ttl / 3 if self._renews else inf
@@ -225,7 +228,7 @@ class LeaseState:
             self.deadline, self._due = self._final, inf
 
     def _renewed(self, answer: Renewal, sent: float, why: str | None = None) -> None:
-        """Apply the reply to a renewal that was sent at that time. `why` says why there was none."""
+        """Apply the reply to a renewal that was sent at this time. `why` says why there is no reply."""
         with self._client.mutex:
             if self._over:
                 return
@@ -237,29 +240,30 @@ class LeaseState:
                     return
                 if answer is not Renewal.LOST:
                     self._trouble = why
-                    # Sooner after an UNKNOWN, then ever more slowly, but several times before the deadline.
+                    # Repeat it soon after the first UNKNOWN, then with longer pauses, several times before the deadline.
                     self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
-                    if self._due != inf or self._downgrading:  # else renewed by hand only, or about to reach max_hold
+                    # Otherwise only the holder renews it, or it is about to reach max_hold.
+                    if self._due != inf or self._downgrading:
                         self._due = now + self._pause * (0.5 + self._client.runtime.random() / 2)
                     return
         if now < self.deadline:
             self._lose(LossReason.GONE)
         else:
-            # Also if the reply is LOST: our own clock may have been the first to end it, and its session with it.
+            # Also if the reply is LOST: this client may have ended it by its own clock, and its session too.
             self._expire()
 
     def _lose(self, reason: LossReason) -> None:
-        """End the lease, once: wake who waits for the loss, cancel the bodies of `with` blocks, call `on_lost`."""
+        """End the lease, once: wake the waiters of `lost`, cancel the bodies of `with` blocks, call `on_lost`."""
         renewer = self._client.renewer
         with self._client.mutex:
             if self._over:
                 return
             self.reason = reason
             if renewer.drop(self.id) is not None and reason in ENDED_HERE:
-                # The engine ends it then, unless it has applied a renewal whose reply was lost.
+                # The engine ends it at this time, unless it has applied a renewal whose reply was lost.
                 renewer.leftovers.add(self._grant.claim, self._engine_end)
         if reason is LossReason.FORKED:
-            return  # this is only a copy, and the event is the parent's: to set it would write into the parent's loop
+            return  # a copy of the parent's lease: setting the parent's event would write into the parent's loop
         if self._event is not None:
             self._event.set()
         self._blocks.interrupt()

@@ -1,4 +1,4 @@
-"""Leftovers: claims that the engine may still have although nobody in this process needs them any more.
+"""Leftovers: claims that the engine may still have although this process no longer needs them.
 
 There are three kinds: what a timed-out or cancelled acquire could not abandon, what a failed release could not release, and
 leases that ended by this client's own clock (the engine may have applied a renewal whose reply was lost). The renewer
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from fencelock.model import Claim
 
 CLEANUP_SECONDS = 5.0
-"""How long a cancelled caller waits for its clean-up."""
+"""Seconds for which a cancelled caller waits for its clean-up."""
 MAX_LEFTOVERS = 10_000
 FIRST_PAUSE = 0.02
 MAX_PAUSE = 1.0
 HANGING = 0.5
-"""An attempt to clean up that fails after so many seconds ends the pass: the engine hangs, and the next would, too."""
+"""Seconds. A clean-up that takes longer and fails ends the pass: the engine hangs, and the next one would hang too."""
 
 
 class Leftover(NamedTuple):
@@ -63,11 +63,11 @@ class Leftovers:
         self._table[claim.id] = Leftover(claim, due, due + claim.ttl if drop_at is None else drop_at)
 
     def remove(self, id: str) -> bool:
-        """Forget a claim that was abandoned or released; return whether it was there."""
+        """Remove a claim that was abandoned or released; return whether it was there."""
         return self._table.pop(id, None) is not None
 
     async def discard(self, *claims: Claim, seconds: float) -> None:
-        """Abandon the claims in the background; return when that is done, and after so many seconds in any case."""
+        """Abandon the claims in the background; return when that is done, or after `seconds`."""
         if not claims:
             return
         self._add_in_flight(claims)
@@ -75,7 +75,7 @@ class Leftovers:
             await self._client.runtime.in_background(self._abandon_soon(claims), seconds)
 
     async def clean_up(self, *claims: Claim) -> None:
-        """Abandon the claims of a caller that is being cancelled or interrupted, before the caller goes on."""
+        """Abandon the claims of a caller that is being cancelled or interrupted, before the caller continues."""
         self._add_in_flight(claims)
         with suppress(TimeoutError):
             await self._client.runtime.shield(self._abandon_soon(claims), CLEANUP_SECONDS)
@@ -87,14 +87,14 @@ class Leftovers:
         return min((min(leftover.due, leftover.drop_at) for leftover in list(self._table.values())), default=inf)
 
     def start_pass(self, now: float) -> bool:
-        """Return whether the caller should run `process` now; nobody else is asked to before that has ended."""
+        """Return whether the caller should run `process` now. Until that ends, other callers get False."""
         if self._processing or now < self.next_due():
             return False
         self._processing = True
         return True
 
     def skip_pass(self) -> None:
-        """Make up for a pass that could not be started: everything that is due waits a little."""
+        """Postpone the leftovers that are due: no thread could be started for the pass."""
         self._processing = False
         now = self._client.runtime.now()
         for id, leftover in list(self._table.items()):
@@ -127,7 +127,7 @@ class Leftovers:
             self.add(claim, now + CLEANUP_SECONDS, now + claim.ttl)
 
     async def _abandon_soon(self, claims: Sequence[Claim]) -> None:
-        """Abandon claims that somebody waits for. If the engine fails quickly, try again; then the renewer goes on."""
+        """Abandon claims while a caller waits. If the engine fails quickly, try again; after HANGING the renewer does it."""
         now = self._client.runtime.now
         until = now() + HANGING
         for at, claim in enumerate(claims):

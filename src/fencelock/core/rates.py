@@ -42,7 +42,7 @@ class Rates(Protocol):
         ...
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
-        """Give back what a reservation took from each limit that was not charged again since."""
+        """Give a reservation back, to each limit that no other call has charged since."""
         ...
 
     async def read(self, keys: Sequence[str]) -> tuple[int, list[int]]:

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from fencelock.core.engine import Engine
+from fencelock.errors import GuaranteeUnavailable
+
 VALUE_MAX_BYTES = 256 * 1024
 """The largest value: etcd and ZooKeeper keep all data in memory and send it to every member."""
+FOREVER = 100 * 365.25 * 86400
+"""The ttl of a record without expiry: a hundred years. It is below the longest ttl of every engine."""
 
 
 class Record(NamedTuple):
@@ -50,6 +55,16 @@ class Records(Protocol):
         first write, and one without would overwrite what others wrote meanwhile.
         """
         ...
+
+
+def records_of(engine: Engine, what: str, name: str | None = None) -> Records:
+    """Return the records of an engine; raise GuaranteeUnavailable if it has none."""
+    records: Records | None = getattr(engine, "records", None)
+    if records is None:
+        raise GuaranteeUnavailable(
+            f"{what} needs an engine that keeps records, and {engine.traits.engine} does not: use another one", name
+        )
+    return records
 
 
 class Entry(NamedTuple):

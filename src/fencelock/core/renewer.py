@@ -22,11 +22,11 @@ SLACK = 0.1
 
 
 REST = 1.0
-"""Seconds for which the loop stays when there is nothing to do: to start it for each lease costs more than the wait."""
+"""Seconds for which the loop waits for the next lease before it ends: a start for each lease costs more."""
 
 
-class Kept(weakref.ref[BaseLease]):
-    """A lease that may become garbage while it is held, and the grant that stays of it then."""
+class LeaseRef(weakref.ref[BaseLease]):
+    """A weak reference to a lease, with its grant: the lease may become garbage while it is held."""
 
     __slots__ = ("grant",)
 
@@ -42,7 +42,7 @@ class LeaseRenewer:
 
     def __init__(self, client: Client[Any]) -> None:
         self._client = client
-        self._leases: dict[str, Kept] = {}  # it changes at any moment: copy it before you iterate
+        self._leases: dict[str, LeaseRef] = {}  # other threads change it: copy it before an iteration
         self.leftovers = Leftovers(client)
         self._renewing: set[str] = set()
         self._gone: set[str] = set()
@@ -52,18 +52,18 @@ class LeaseRenewer:
         """The leases whose last renewal failed, by id."""
 
     def add(self, lease: BaseLease) -> None:
-        """Renew a lease from now on, and watch its deadline. A caller that is interrupted in this has to `drop` it."""
-        kept = Kept(lease, self._dropped)
+        """Start to renew a lease and to watch its deadline. A caller that is interrupted here has to `drop` it."""
+        kept = LeaseRef(lease, self._dropped)
         grant = kept.grant = lease._grant
         self._leases[grant.claim.id] = kept
         self.look_at(lease._next_look())
 
-    def drop(self, id: str) -> Kept | None:
-        """Forget a lease and return what was kept of it: only one caller gets that, and may release it."""
+    def drop(self, id: str) -> LeaseRef | None:
+        """Remove a lease and return its entry. Only one caller gets the entry, and may release the lease."""
         return self._leases.pop(id, None)
 
     def look_at(self, at: float) -> None:
-        """Have the loop look at everything at that time or before; start the loop if it is not running."""
+        """Make the loop check all leases at this time or before; start the loop if it is not running."""
         ours = wake = None
         try:
             with self._client.mutex:
@@ -78,7 +78,7 @@ class LeaseRenewer:
                 wake.set()
             else:
                 self._client.runtime.spawn(self._run(ours), "fencelock-renewer")
-        except BaseException:  # Ctrl-C, or no more threads: the next caller must find a loop that runs, or none
+        except BaseException:  # Ctrl-C, or no more threads: the next caller must find a running loop, or none
             with self._client.mutex:
                 if ours is not None:
                     self._ended(ours)
@@ -87,15 +87,15 @@ class LeaseRenewer:
             raise
 
     def __contains__(self, id: str) -> bool:
-        """Whether it looks after the lease with this id."""
+        """Whether it renews the lease with this id."""
         return id in self._leases
 
     def gone(self, id: str) -> None:
-        """Note that the engine has dropped a claim, from any thread; the loop ends its lease at once."""
+        """Record, from any thread, that the engine has dropped a claim; the loop ends its lease immediately."""
         with self._client.mutex:
             wake = self._wake
             if id not in self._leases or wake is None:
-                return  # not ours, or released, or not a lease yet: then the next renewal finds out
+                return  # another client's, or released, or not a lease yet: then the next renewal finds out
             self._gone.add(id)
         wake.set()
 
@@ -110,30 +110,30 @@ class LeaseRenewer:
     def _dropped(self, kept: weakref.ref[BaseLease]) -> None:
         """Warn about a lease that became garbage while it was held. No mutex: this may run anywhere, even under it.
 
-        It runs out, or close() releases it, rather than we at once: the code that dropped the object may still be at work.
+        It is not released now, but expires or is released by close(): the code that dropped the object may still be running.
         """
         grant: Grant = kept.grant  # type: ignore[attr-defined]
         if self._leases.get(grant.claim.id) is kept:
             self._orphan(grant)
-        elif grant.claim.id not in self.leftovers:  # where the loop puts it, if it is faster than we are
+        elif grant.claim.id not in self.leftovers:  # the loop may have moved it there
             return
         message = (
             f"the lease on {grant.claim.name!r} (token {grant.token}) was dropped without release(): it is no "
             f"longer renewed and runs out within {grant.claim.ttl:g} s. Keep a reference to it, or use a with block."
         )
-        # Python hides ResourceWarnings unless it is asked for them.
+        # Log it too: Python hides ResourceWarnings by default.
         log("lease", WARNING, message, lock=grant.claim.name, token=grant.token, owner=grant.claim.owner)
         warnings.warn(message, ResourceWarning, stacklevel=2)
 
     def _orphan(self, grant: Grant) -> None:
-        """Remember a claim that nobody refers to any more, so that close() can abandon it."""
+        """Remember the claim of a lease that became garbage, so that close() can abandon it."""
         self.leftovers.add(grant.claim, self._client.runtime.now() + grant.claim.ttl)
         self.drop(grant.claim.id)
 
     async def _run(self, wake: Event) -> None:
         try:
             while True:
-                # No reference may stay here while asleep: it would hide that the user dropped a lease.
+                # No reference to a lease may stay here during the sleep: it would hide that the user dropped the lease.
                 self._act(*self._look())
                 with self._client.mutex:
                     delay = self._plan()
@@ -178,7 +178,7 @@ class LeaseRenewer:
             for id, kept in list(self._leases.items()):
                 lease = kept()
                 if lease is None:
-                    # If it is not there any more, it was released after we copied: nobody can do that from now on.
+                    # If the entry is gone, the lease was released after the copy. No code can release it now.
                     if self._leases.get(id) is kept:
                         self._orphan(kept.grant)
                 elif lease._over:
@@ -195,14 +195,14 @@ class LeaseRenewer:
         return due, overdue, gone
 
     def _plan(self) -> float | None:
-        """Return how long to sleep, or None if there is nothing left to look after. The mutex is held."""
+        """Return how long to sleep, or None if there are no leases and no leftovers. The caller holds the mutex."""
         now, before = self._client.runtime.now(), self._planned
         self._planned = self.leftovers.next_due()
         for id, kept in list(self._leases.items()):
             if (lease := kept()) is not None:
                 self._planned = min(self._planned, lease.deadline if id in self._renewing else lease._next_look())
         if self._planned == inf and not self._leases and now < before < inf:
-            # A lease was released before we came to look. Another often follows soon, and need not wake us.
+            # A lease was released before this check. The next one often follows soon, and then need not wake the loop.
             self._planned = min(before, now + REST)
         return None if self._planned == inf else max(0.0, self._planned - now)
 
@@ -277,7 +277,7 @@ class LeaseRenewer:
             log("renewer", INFO, "renewals work again", engine=engine)
 
     def stop(self, reason: LossReason) -> None:
-        """End every lease that is left, and the loop. The caller releases what `grants` has returned before."""
+        """End all leases and the loop. The caller releases the grants that it got from `grants` before."""
         for lease in self.leases():
             lease._lose(reason)
         with self._client.mutex:

@@ -11,7 +11,7 @@ from fencelock.model import CORRECT, Mode, Traits
 NAME_MAX_BYTES = 1024
 VALUE_MAX_BYTES = 1024
 MAX_LIMIT = 1_000_000
-LONGEST = 1e9
+MAX_SECONDS = 1e9
 """Seconds; a longer timeout counts as none."""
 LONG_TTL = 3600.0
 """Seconds. A longer ttl is allowed, but it may be a mistake: a number of milliseconds."""
@@ -84,7 +84,7 @@ def check_seconds(value: object, what: str, name: str, *, zero: bool) -> float |
         raise InvalidArgument(
             f"{name!r}: {what} must be {'0 or more' if zero else 'more than 0'} seconds, not {value!r:.40}", name
         )
-    return float(value) if value <= LONGEST else None
+    return float(value) if value <= MAX_SECONDS else None
 
 
 def check_reason(reason: object, name: str) -> str:
@@ -155,7 +155,7 @@ def check_value(value: object, name: str) -> str:
 
 
 def check_function(function: object, what: str) -> None:
-    """Raise InvalidType unless it is a plain function: nobody would await an async def."""
+    """Raise InvalidType unless it is a plain function: the caller would not await an async def."""
     if not callable(function):
         raise InvalidType(f"{what} must be a function, not {type(function).__name__}")
     if _is_coroutine_function(function):

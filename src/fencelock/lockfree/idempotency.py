@@ -15,7 +15,7 @@ from hashlib import sha256
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
-from fencelock.core.validation import LONGEST, check_name
+from fencelock.core.validation import MAX_SECONDS, check_name
 from fencelock.errors import FencelockError, InvalidArgument, InvalidName, InvalidType, KeyInProgress, KeyReused
 from fencelock.lockfree.canonical import Json, canonical, to_json
 from fencelock.lockfree.idempotency_sql import Done, SqlStore, prune_expired
@@ -328,8 +328,8 @@ def _check_key(key: str) -> str:
 def _check_seconds(value: object, what: str, *, at_least: int) -> float:
     if value is False and at_least == 0:
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not at_least <= value <= LONGEST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not at_least <= value <= MAX_SECONDS:
         raise InvalidArgument(
-            f"{what} must be {at_least} or more seconds, and {LONGEST:.0f} at most, not {value!r:.40}"
+            f"{what} must be {at_least} or more seconds, and {MAX_SECONDS:.0f} at most, not {value!r:.40}"
         )
     return float(value)

@@ -135,7 +135,7 @@ class ElectionFactory(Generic[L]):
             failure = error
         resigned = term._is_released
         try:
-            await term._exit_block(failure)  # this raises LeaseLost after a loss, unless the work failed by itself
+            await term._exit_block(failure)  # this raises LeaseLost after a loss, unless the work itself failed
             if failure is not None:
                 raise failure
         except LeaseLost as lost:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from enum import Enum
-from typing import Final, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from fencelock.core.acquire import ShouldStop
 from fencelock.core.client import Client, L
+from fencelock.core.group import BaseGroup
+from fencelock.core.lease import BaseLease
 from fencelock.core.lease_state import HoldOptions
 from fencelock.core.validation import check_mode, check_name, check_purpose, check_seconds, check_ttl, warn_long_ttl
 from fencelock.model import Claim, Mode
@@ -24,7 +26,8 @@ class Unset(Enum):
 
 UNSET: Final = Unset.UNSET
 
-H = TypeVar("H")
+H = TypeVar("H", bound=BaseLease | BaseGroup)
+X = TypeVar("X")
 
 
 class SharedOptions(TypedDict, total=False):
@@ -44,7 +47,37 @@ class LockOptions(SharedOptions, total=False):
     reentrant: bool
 
 
-class LockFactory(Generic[L]):
+class EnteredBlocks(Generic[H]):
+    """The open `with` blocks of one lock object. Several threads or tasks may be inside at once."""
+
+    def __init__(self, client: Client[Any]) -> None:
+        self.current_task = client.runtime.current_task
+        self._entered: list[tuple[Hashable, H]] = []
+
+    def entered(self, task: Hashable, held: H) -> H:
+        """Begin a `with` block with a new lease. `task` is `current_task()`, which the caller reads before it acquires."""
+        held._blocks.enter(held, task)
+        self._entered.append((task, held))
+        return held
+
+    def leaving(self) -> H:
+        """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block."""
+        return take_last(self._entered, self.current_task)
+
+
+def take_last(entered: list[tuple[Hashable, X]], current_task: Callable[[], Hashable]) -> X:
+    """Remove and return what this thread or task has entered last. Others may enter and leave their blocks meanwhile."""
+    if len(entered) == 1:
+        return entered.pop(0)[1]  # the only open block; a block that is entered now is appended after it
+    task = current_task()
+    blocks = entered.copy()
+    # A fixture or an exit stack may enter in another task: then take the last block.
+    block = next((block for block in reversed(blocks) if block[0] == task), blocks[-1])
+    entered.remove(block)  # blocks of one lease are equal
+    return block[1]
+
+
+class LockFactory(EnteredBlocks[L]):
     """The lock of both APIs, as coroutines. It checks its arguments when it is made, before anything is locked."""
 
     def __init__(
@@ -64,6 +97,7 @@ class LockFactory(Generic[L]):
         purpose: Literal["efficiency", "correctness"] = "efficiency",
         on_granted: Callable[[L], object] | None = None,
     ) -> None:
+        super().__init__(client)
         traits = client.engine.traits
         self._client = client
         self.name = check_name(name)
@@ -85,8 +119,6 @@ class LockFactory(Generic[L]):
         self._on_granted = on_granted
         if purpose != "efficiency":
             check_purpose(purpose, traits, name)
-        self.current_task = client.runtime.current_task
-        self._entered: list[tuple[Hashable, L]] = []
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Return a lease, or raise LockTimeout."""
@@ -133,25 +165,3 @@ class LockFactory(Generic[L]):
         """Return the lease that this thread or task holds, in this mode, through a reentrant lock of the same client."""
         lease = self._client.reentrant.get((self.name, self.mode, self._client.runtime.current_task()))
         return None if lease is None or lease._is_released else lease
-
-    def entered(self, task: Hashable, lease: L) -> L:
-        """Begin a `with` block with a new lease. `task` is `current_task()`, which the caller reads before it acquires."""
-        lease._blocks.enter(lease, task)
-        self._entered.append((task, lease))
-        return lease
-
-    def leaving(self) -> L:
-        """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block."""
-        return take_last(self._entered, self.current_task)
-
-
-def take_last(entered: list[tuple[Hashable, H]], current_task: Callable[[], Hashable]) -> H:
-    """Remove and return what this thread or task has entered last. Others may enter and leave their blocks meanwhile."""
-    if len(entered) == 1:
-        return entered.pop(0)[1]  # the only open block; a block that is entered now is appended after it
-    task = current_task()
-    blocks = entered.copy()
-    # A fixture or an exit stack may enter in another task: then take the last block.
-    block = next((block for block in reversed(blocks) if block[0] == task), blocks[-1])
-    entered.remove(block)  # blocks of one lease are equal
-    return block[1]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from math import inf
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from fencelock.core.client import Client
 from fencelock.core.clock import Deadline
@@ -13,7 +13,7 @@ from fencelock.core.group import BaseGroup
 from fencelock.core.validation import check_name, check_seconds
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType
 from fencelock.model import Mode
-from fencelock.primitives.lock import UNSET, LockFactory, SharedOptions, Unset, take_last
+from fencelock.primitives.lock import UNSET, EnteredBlocks, LockFactory, SharedOptions, Unset
 
 MAX_NAMES = 32
 
@@ -32,7 +32,7 @@ def modes_of(names: Iterable[str], read: Iterable[str], write: Iterable[str]) ->
     return {name: modes[name] for name in sorted(modes, key=str.encode)}
 
 
-class MultiLockFactory(Generic[G]):
+class MultiLockFactory(EnteredBlocks[G]):
     """The multi-lock of both APIs, as coroutines. It checks its arguments when it is made, before anything is locked."""
 
     def __init__(
@@ -42,13 +42,12 @@ class MultiLockFactory(Generic[G]):
         modes: dict[str, Mode],
         **options: Unpack[SharedOptions],
     ) -> None:
+        super().__init__(client)
         self._client = client
         self._make_group = make_group
         self.names = tuple(modes)
         self._timeout = check_seconds(options.pop("timeout", None), "timeout", self.names[0], zero=True)
         self._locks = [LockFactory[Any](client, name, mode, **options) for name, mode in modes.items()]
-        self.current_task = client.runtime.current_task
-        self._entered: list[tuple[Hashable, G]] = []
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> G:
         """Return all leases, or raise LockTimeout with the name that was not free in time."""
@@ -94,13 +93,3 @@ class MultiLockFactory(Generic[G]):
             await leftovers.discard(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
             if missing:
                 return None, missing
-
-    def entered(self, task: Hashable, group: G) -> G:
-        """Begin a `with` block with a new group."""
-        group._blocks.enter(group, task)
-        self._entered.append((task, group))
-        return group
-
-    def leaving(self) -> G:
-        """Remove and return the group of the last `with` block of this thread or task; the caller exits the block."""
-        return take_last(self._entered, self.current_task)

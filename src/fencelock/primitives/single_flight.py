@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Hashable
 from enum import Enum
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client
@@ -68,6 +68,20 @@ class Cached(NamedTuple):
     def version(self) -> int:
         """What the next write has to name."""
         return 0 if self.record is None else self.record.version
+
+
+class _Required(TypedDict):
+    ttl: float
+
+
+class SingleFlightOptions(_Required, total=False):
+    """The options of `single_flight` and `cached`; see `Locks.single_flight`."""
+
+    stale: float
+    timeout: float | None
+    error_for: float
+    codec: Codec
+    lease_ttl: float | None
 
 
 class CacheOptions(NamedTuple):

@@ -86,7 +86,7 @@ class AsyncioConnection(asyncio.Protocol):
                 _resolve_without_reply(reply)
 
     def alive(self) -> bool:
-        """Return `open`: the loop reports the end of a connection by itself."""
+        """Return `open`: the loop reports the end of a connection without a request."""
         return self.open
 
     def post(self, command: Command | bytes, timeout: float = inf) -> asyncio.Future[Any]:

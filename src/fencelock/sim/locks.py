@@ -82,9 +82,12 @@ class SimLease(BaseLease):
 
     def _withdraw(self) -> Claim | None:
         self._end()
-        self._recorder.call(self._process, Kind.RELEASE, self._grant.claim, self.token).ended(Outcome.OK)
-        self._recorder.released(self)
-        return super()._withdraw()
+        op = self._recorder.call(self._process, Kind.RELEASE, self._grant.claim, self.token)
+        claim = super()._withdraw()
+        op.ended(Outcome.FAILED if claim is None else Outcome.OK)
+        if claim is not None:
+            self._recorder.released(self)
+        return claim
 
     def _lose(self, reason: LossReason) -> None:
         self._end()

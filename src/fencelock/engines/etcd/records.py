@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 MAX_TRIES = 50
 """How often other writers may be faster before a write fails."""
 DELETED, STORED = b"-", b"="
+LONG_LEASE = 86400.0
+"""Seconds. A longer lease that is no longer needed is revoked: etcd would keep it for years. A shorter one runs out."""
 
 
 class EtcdRecords:
@@ -69,23 +72,35 @@ class EtcdRecords:
                     )
                 revision = found[0].modified
             if revision:
+                if pair is not None and entry is not None and entry.ends > LONG_LEASE:
+                    await self._revoke(pair.lease)
                 return Written(True, Entry(value, token, namespace.origin + revision, float(left)).seen(0))
+            if ttl > LONG_LEASE:
+                await self._revoke(lease)
         raise EngineUnavailable(f"the record {key!r} is written by too many others at the same time")
+
+    async def _revoke(self, lease: int) -> None:
+        with suppress(EngineUnavailable):
+            await self._client.request(m.REVOKE, m.lease_request(lease))
 
     async def _read(self, record: bytes) -> tuple[Namespace, m.KeyValue | None, Entry | None]:
         """Return the namespace, the stored key, and its entry as if the time were 0 now."""
+        seen = 0
         while True:
             steps = [m.do_range(m.get_key(self._keyspace.about)), m.do_range(m.get_key(record))]
             reply = m.read_txn(await self._client.request(m.TXN, m.txn([], steps)))
             namespace = read_namespace(reply.pairs(0), self._client.address)
-            if namespace is not None:
+            if namespace is None:
+                await self._token_base.read()  # creates it
+                continue
+            if not (pairs := reply.pairs(1)):
+                return namespace, None, None
+            (pair,) = pairs
+            # A lease that has expired may exist for another second.
+            _, left = m.read_lease(await self._client.request(m.TIME_TO_LIVE, m.lease_request(pair.lease)))
+            if left > 0 or pair.modified == seen:
                 break
-            await self._token_base.read()  # creates it
-        if not (pairs := reply.pairs(1)):
-            return namespace, None, None
-        (pair,) = pairs
-        # A lease that has expired may exist for another second.
-        _, left = m.read_lease(await self._client.request(m.TIME_TO_LIVE, m.lease_request(pair.lease)))
+            seen = pair.modified  # read again: another writer may have replaced the record and revoked its lease
         token, _, content = pair.value.partition(b" ")
         value = content[1:] if content.startswith(STORED) else None
         return namespace, pair, Entry(value, int(token), namespace.origin + pair.modified, float(left))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fencelock.core.adopted_client import AdoptedClient, Words, ask_engine, check_engine, ready
+from fencelock.core.adopted_client import AdoptedClient, Arguments, ask_engine, check_engine, ready
 from fencelock.core.runtime import Runtime
 from fencelock.engines.mysql.url import MODES, PORT, MySQLUrl, tls_context
 from fencelock.errors import EngineUnavailable, InvalidType
@@ -18,7 +18,7 @@ CIPHER = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
 HIDDEN = "its connections are encrypted, and only PyMySQL's say how: write ssl_ca into its URL, or give fencelock a URL"
 
 
-def url_from_arguments(words: Words) -> MySQLUrl:
+def url_from_arguments(words: Arguments) -> MySQLUrl:
     """Return the URL that a driver's connection arguments stand for."""
     text = {name: value.decode() if isinstance(value, bytes) else value for name, value in words.items()}
     database = text.get("database") or text.get("db")
@@ -35,7 +35,7 @@ def url_from_arguments(words: Words) -> MySQLUrl:
     )
 
 
-def _tls(words: Words) -> Any:
+def _tls(words: Arguments) -> Any:
     """Return the TLS context. As in PyMySQL, the server's name is checked unless the arguments say otherwise."""
     given = words.get("ssl")
     if hasattr(given, "wrap_bio"):
@@ -74,15 +74,15 @@ def adopted_client(runtime: Runtime, client: Any) -> AdoptedClient[MySQLUrl]:
     return AdoptedClient(lambda: ready(words), url_from_arguments, "the application's connection", _url(words))
 
 
-def _attributes(connection: Any) -> Words:
+def _attributes(connection: Any) -> Arguments:
     """Return the arguments of a PyMySQL connection."""
     names = ("host", "port", "user", "password", "db", "unix_socket")
     return {**{name: getattr(connection, name) for name in names}, "ssl": connection.ctx if connection.ssl else None}
 
 
 def _django(connection: Any) -> AdoptedClient[MySQLUrl]:
-    async def find() -> Words:
-        words: Words = connection.get_connection_params()
+    async def find() -> Arguments:
+        words: Arguments = connection.get_connection_params()
         return words
 
     settings = connection.settings_dict
@@ -90,7 +90,7 @@ def _django(connection: Any) -> AdoptedClient[MySQLUrl]:
     return AdoptedClient(find, url_from_arguments, "Django's connection", url)
 
 
-def _engine_arguments(engine: Any, connection: Any) -> Words:
+def _engine_arguments(engine: Any, connection: Any) -> Arguments:
     """Return the arguments of an SQLAlchemy engine: from a PyMySQL connection, else from the engine's URL."""
     driver = connection.driver_connection
     if hasattr(driver, "ctx"):
@@ -103,7 +103,7 @@ def _engine_arguments(engine: Any, connection: Any) -> Words:
         cursor.close()
 
 
-def _arguments_of_url(engine: Any, cipher: Any) -> Words:
+def _arguments_of_url(engine: Any, cipher: Any) -> Arguments:
     """Return the arguments in the engine's URL.
 
     Raises EngineUnavailable if the engine encrypts and its URL does not tell how: fencelock would connect without TLS.
@@ -114,5 +114,5 @@ def _arguments_of_url(engine: Any, cipher: Any) -> Words:
     return dict(words)
 
 
-def _url(words: Words) -> str:
+def _url(words: Arguments) -> str:
     return f"mysql://{words.get('host') or ''}/{words.get('database') or words.get('db') or ''}"

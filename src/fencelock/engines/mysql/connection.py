@@ -31,7 +31,6 @@ class MySQLConnection:
         "host",
         "id",
         "push_event",
-        "reused",
         "transport",
         "ttl",
         "used_at",
@@ -52,8 +51,6 @@ class MySQLConnection:
         self.ttl = 0
         """The session's wait_timeout: the server ends the session after so many seconds without a statement."""
         self.used_at = 0.0
-        self.reused = False
-        """Whether it came out of the pool: the server may have closed it in the meantime."""
         self.transport: Connection
 
     @property

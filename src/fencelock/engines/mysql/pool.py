@@ -68,7 +68,6 @@ class MySQLPool:
             except IndexError:
                 break  # another thread took the last one
             if self._is_usable(connection):
-                connection.reused = True
                 return connection
             self.discard(connection)
         return await self.connect(ADMIN_TTL if ttl is None else ttl, deadline)
@@ -262,17 +261,18 @@ class MySQLPool:
         deadline: Deadline = NO_DEADLINE,
         repeat: bool = True,
     ) -> list[Any]:
-        """Run statements on any connection; with `repeat`, run them once more if a pooled connection was broken."""
+        """Run statements on any connection; with `repeat`, run them once more if the connection was broken."""
         connection = await self.get(deadline=deadline)
         while True:
             try:
                 return await self.request(connection, statements, deadline.at_most(timeout), check=check)
             except OutcomeUnknown:
-                if connection.open or not (connection.reused and repeat):
+                if connection.open or not repeat:
                     raise
+                repeat = False
             finally:
                 self.put(connection)
-            connection = await self.connect(ADMIN_TTL, deadline)  # not reused, so the loop ends
+            connection = await self.connect(ADMIN_TTL, deadline)
 
     async def reserve(self, connection: MySQLConnection, token: int, timeout: float) -> None:
         """Make sure that a token may be granted: it is reserved on disk, so a restarted server cannot grant it again."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
-from fencelock.core.adopted_client import AdoptedClient, Words, ask_engine, check_engine, ready
+from fencelock.core.adopted_client import AdoptedClient, Arguments, ask_engine, check_engine, ready
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.url import PostgresUrl, from_params
 from fencelock.errors import EngineUnavailable, InvalidType
@@ -39,7 +39,7 @@ def _connection(_: Runtime, connection: Any) -> AdoptedClient[PostgresUrl]:
 
 
 def _pool(runtime: Runtime, pool: Any) -> AdoptedClient[PostgresUrl]:
-    async def find() -> Words:
+    async def find() -> Arguments:
         conninfo, kwargs = [await _value_of(runtime, each) for each in (pool.conninfo, pool.kwargs)]
         return {**conninfo_to_dict(conninfo or ""), **(kwargs or {})}
 
@@ -69,7 +69,7 @@ def _sqlalchemy(runtime: Runtime, engine: Any) -> AdoptedClient[PostgresUrl]:
             "postgresql://, or use the driver psycopg"
         )
 
-    def read(_: Any, connection: Any) -> Words:
+    def read(_: Any, connection: Any) -> Arguments:
         return _params(connection.driver_connection)
 
     return AdoptedClient(
@@ -78,8 +78,8 @@ def _sqlalchemy(runtime: Runtime, engine: Any) -> AdoptedClient[PostgresUrl]:
 
 
 def _django(_: Runtime, connection: Any) -> AdoptedClient[PostgresUrl]:
-    async def find() -> Words:
-        params: Words = connection.get_connection_params()
+    async def find() -> Arguments:
+        params: Arguments = connection.get_connection_params()
         return params
 
     settings = connection.settings_dict
@@ -96,12 +96,12 @@ _ADAPTERS: dict[str, Callable[[Runtime, Any], AdoptedClient[PostgresUrl]]] = {
 }
 
 
-def _params(connection: Any) -> Words:
+def _params(connection: Any) -> Arguments:
     """Return the parameters that a connection of psycopg 3 or psycopg2 was made with."""
     info = connection.info
     params = info.get_parameters() if hasattr(info, "get_parameters") else info.dsn_parameters
     return {**params, "password": info.password}
 
 
-def _url(params: Words) -> str:
+def _url(params: Arguments) -> str:
     return f"postgresql://{params.get('host') or ''}/{params.get('dbname') or ''}"

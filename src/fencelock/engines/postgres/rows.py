@@ -8,7 +8,7 @@ from itertools import count
 
 from fencelock.core.adopted_client import AdoptedClient
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, not_held, reply_timeout
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.connection import Statement
 from fencelock.engines.postgres.listener import Listener
@@ -17,8 +17,8 @@ from fencelock.engines.postgres.rates import PostgresRates
 from fencelock.engines.postgres.records import PostgresRecords
 from fencelock.engines.postgres.snapshot import decode_text, encode_value, read_snapshot
 from fencelock.engines.postgres.url import PostgresUrl
-from fencelock.errors import EngineUnavailable, NotHeld
-from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
+from fencelock.errors import EngineUnavailable
+from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(engine="postgresql", guarantee=TokenGuarantee.DURABLE, fair=True, loss_pushed=False)
 
@@ -154,8 +154,8 @@ class RowsEngine:
         timeout = reply_timeout(claim.ttl, SHORTEST_REPLY_TIMEOUT)
         rows = await self._pool.run(DOWNGRADE, (self._namespace, claim.name, claim.id), timeout)
         if rows != [(b"t",)]:
-            raise NotHeld(f"{claim.name!r} is no longer held under the token {grant.token}", claim.name)
-        return grant._replace(claim=claim._replace(mode=Mode.SHARED), since=now)
+            raise not_held(grant)
+        return grant.downgraded(now)
 
     # ------------------------------------------------------------------ inspecting and closing
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
 
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.connection import PostgresConnection, Row, Statement, connect
@@ -86,16 +85,11 @@ async def apply(connection: PostgresConnection, address: str, timeout: float) ->
         raise translate(error, address) from error
 
 
-class Settings(NamedTuple):
-    """The server's settings, as a new session reads them."""
+async def handshake(connection: PostgresConnection, address: str, timeout: float) -> tuple[str, str]:
+    """Check the encoding and the schema, and prepare the session.
 
-    idle_session_timeout: str
-    weakness: str
-    """The setting that lets the server lose commits in a crash, or an empty string."""
-
-
-async def handshake(connection: PostgresConnection, address: str, timeout: float) -> Settings:
-    """Check the encoding and the schema, prepare the session, and return the settings that matter."""
+    Return its idle_session_timeout, and the setting that lets the server lose commits in a crash, or an empty string.
+    """
     encoding = connection.setting("server_encoding")
     if encoding not in ("UTF8", "SQL_ASCII"):
         raise EngineUnavailable(f"{address}: the database's encoding is {encoding}, and names need UTF8")
@@ -114,7 +108,7 @@ async def handshake(connection: PostgresConnection, address: str, timeout: float
             await connection.request(SET_ISOLATION, (), timeout)
     except ServerError as error:
         raise translate(error, address) from error
-    return Settings((idle or b"0").decode(), "" if fsync == b"on" else "fsync is off; set it to on")
+    return (idle or b"0").decode(), "" if fsync == b"on" else "fsync is off; set it to on"
 
 
 async def _handshake(connection: PostgresConnection, address: str, timeout: float) -> list[Row]:

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, not_held, reply_timeout
 from fencelock.core.runtime import Runtime
-from fencelock.engines.postgres.connection import MAX_REGISTERED, PostgresConnection
+from fencelock.engines.postgres.connection import PostgresConnection
 from fencelock.engines.postgres.errors import ServerError, translate
 from fencelock.engines.postgres.pool import PostgresPool
 from fencelock.engines.postgres.rates import PostgresRates
@@ -23,8 +23,8 @@ from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.engines.postgres_advisory import statements as sql
 from fencelock.engines.postgres_advisory.session import SHORTEST_REPLY_TIMEOUT, AdvisorySession
 from fencelock.engines.postgres_advisory.sessions import AdvisorySessions
-from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, NotHeld, OutcomeUnknown
-from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
+from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, OutcomeUnknown
+from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(
     engine="postgresql+advisory",
@@ -52,8 +52,6 @@ class AdvisoryEngine:
         self._sessions = AdvisorySessions(runtime, self._pool)
         self._abandoned: dict[str, None] = {}
         """Claims that were abandoned while another caller still waited for them."""
-        self._contended: set[int] = set()
-        """Keys that were held at the last attempt: LOCK_WAIT takes them in one round trip; on a free key it costs more."""
 
     @property
     def traits(self) -> Traits:
@@ -102,10 +100,8 @@ class AdvisoryEngine:
                 connection.set_registered(label, session.key)
                 sent = session.sent = self._runtime.now()
             # With `keep`, `abandon` can read the reply after an interrupt: a new session would cost more.
-            token = None
-            if not enqueue or session.key not in self._contended:
-                lock_params = (session.key, sql.ms(claim.ttl), claim.shared, enqueue)
-                ((token, _),) = await connection.request(sql.TRY_LOCK, lock_params, timeout, keep=True)
+            lock_params = (session.key, sql.ms(claim.ttl), claim.shared, enqueue)
+            ((token, _),) = await connection.request(sql.TRY_LOCK, lock_params, timeout, keep=True)
             if token is None and enqueue:
                 await connection.prepare(sql.LOCK_WAIT, timeout, keep=True)
         except ServerError as error:
@@ -121,9 +117,6 @@ class AdvisoryEngine:
             session.token = int(token)
             return Grant(claim, session.token, sent)
         if enqueue:
-            if len(self._contended) >= MAX_REGISTERED:
-                self._contended.clear()
-            self._contended.add(session.key)
             session.enqueued, session.sent = True, self._runtime.now()
             connection.send(sql.LOCK_WAIT, (session.key, sql.ms(claim.ttl), claim.shared))
         else:
@@ -203,10 +196,8 @@ class AdvisoryEngine:
         """Wait for the reply to LOCK_WAIT; return None if it is still pending. Raise OutcomeUnknown if the session ended."""
         connection, claim = session.connection, session.claim
         try:
-            ((token, waited),) = await connection.read_reply(timeout, keep=True)
+            ((token,),) = await connection.read_reply(timeout, keep=True)
             session.token = int(token or 0)
-            if waited != b"t":
-                self._contended.discard(session.key)
             if self._runtime.now() - session.sent > claim.ttl / 3:
                 # The ttl runs since the server granted the lock, at an unknown time: check that the session still lives.
                 session.sent = self._runtime.now()
@@ -295,17 +286,17 @@ class AdvisoryEngine:
         claim, sent = grant.claim, self._runtime.now()
         session = self._sessions.get(claim.id)
         if session is None or session.token is None:
-            raise self._not_held(grant)
+            raise not_held(grant)
         if not await session.take(session.reply_timeout):
             raise OutcomeUnknown(f"{self._pool.address}: no answer on the session of {claim.name!r}", claim.name)
         connection = session.connection
         try:
             if not self._sessions.is_current(session):
-                raise self._not_held(grant)
+                raise not_held(grant)
             if connection.pending:
                 await connection.read_reply(session.reply_timeout, keep=True)  # of a ping or an earlier downgrade
             if await connection.request(sql.DOWNGRADE, (session.key,), session.reply_timeout, keep=True) == [(b"t",)]:
-                return grant._replace(claim=claim._replace(mode=Mode.SHARED), since=sent)
+                return grant.downgraded(sent)
         except ServerError as error:
             raise translate(error, self._pool.address) from error
         except OutcomeUnknown:
@@ -314,11 +305,7 @@ class AdvisoryEngine:
         finally:
             session.give()
         # The server ended the session, and the lock with it; the next renewal notices that, too.
-        raise self._not_held(grant)
-
-    def _not_held(self, grant: Grant) -> NotHeld:
-        name = grant.claim.name
-        return NotHeld(f"{name!r} is no longer held under the token {grant.token}", name)
+        raise not_held(grant)
 
     # ------------------------------------------------------------------ inspecting and closing
 

@@ -21,7 +21,7 @@ TRY_LOCK = Statement(
     "FROM (SELECT CASE WHEN CASE WHEN $3 THEN pg_try_advisory_lock_shared($1) ELSE pg_try_advisory_lock($1) END "
     "THEN nextval('fencelock.token') END AS drawn OFFSET 0) AS tried OFFSET 0) AS minted",
 )
-LOCK_WAIT = Statement("fl_lock_wait", "CALL fencelock.lock_wait($1, $2, $3, NULL, NULL)")
+LOCK_WAIT = Statement("fl_lock_wait", "CALL fencelock.lock_wait($1, $2, $3, NULL)")
 UNLOCK = Statement("fl_unlock", "SELECT pg_advisory_unlock_all(), set_config('idle_session_timeout', $1, false)")
 DOWNGRADE = Statement("fl_downgrade", "SELECT fencelock.downgrade_session($1)")
 PING = Statement("fl_ping", "SELECT")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-from fencelock.core.runtime import Connection
+from fencelock.core.runtime import Connection, Event
 
 MAX_EARLY_NOTIFICATIONS = 1000
 """Notifications kept for claims whose attempt has no reply yet."""
-
-
-class Settable(Protocol):
-    """What a notification sets: an event, or a counter of notifications."""
-
-    def set(self) -> None: ...
 
 
 class RedisConnection:
@@ -23,7 +17,7 @@ class RedisConnection:
 
     def __init__(self, channel: str) -> None:
         self.channel = channel
-        self.push_events: dict[str, Settable] = {}
+        self.push_events: dict[str, Event] = {}
         """By the id of the claim."""
         self.notifications: dict[str, str] = {}
         """`token:attempt_no` by the id of the claim. One may arrive before the reply that makes its claim wait is read."""

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, not_held, reply_timeout
 from fencelock.core.runtime import Event, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import RedisConnector
@@ -19,7 +19,7 @@ from fencelock.engines.redis.pool import RedisPool, escape_pattern
 from fencelock.engines.redis.rates import RedisRates
 from fencelock.engines.redis.records import RedisRecords
 from fencelock.engines.redis.scripts import load, ttl_ms
-from fencelock.errors import NotHeld
+from fencelock.errors import EngineUnavailable
 from fencelock.model import (
     Claim,
     Grant,
@@ -138,7 +138,14 @@ class RedisEngine:
             self._dequeue(claim, queued)
         command = ABANDON.call((self._bucket_key(claim.name),), (claim.name, claim.id, ttl_ms(claim.ttl)))
         timeout = reply_timeout(claim.ttl, MIN_TIMEOUT)
-        await self._pool.run(ABANDON, command, timeout, MIN_REPLY_TIMEOUT)
+        try:
+            await self._pool.run(ABANDON, command, timeout, MIN_REPLY_TIMEOUT)
+        except EngineUnavailable as error:
+            if not isinstance(error.__cause__, EngineUnavailable):
+                raise
+            # This call shared the failure of a connect that another task began earlier. The server may be back by now, and
+            # close() calls abandon only once.
+            await self._pool.run(ABANDON, command, timeout, MIN_REPLY_TIMEOUT)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all leases, a batch at a time."""
@@ -164,7 +171,7 @@ class RedisEngine:
         claim, sent = grant.claim, self._runtime.now()
         command = DOWNGRADE.call((self._bucket_key(claim.name),), (claim.name, claim.id, ttl_ms(claim.ttl)))
         if not await self._pool.run(DOWNGRADE, command, reply_timeout(claim.ttl, MIN_TIMEOUT)):
-            raise NotHeld(f"the engine no longer has the lock on {claim.name!r}", claim.name)
+            raise not_held(grant)
         return grant.downgraded(sent)
 
     async def inspect(self, name: str) -> Snapshot:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT
-from fencelock.core.runtime import NO_REPLY, Command, Runtime
+from fencelock.core.runtime import NO_REPLY, Command, Event, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import RedisConnector
 from fencelock.engines.redis.pool import escape_pattern
 from fencelock.engines.redis.scripts import load, ttl_ms
 from fencelock.engines.redlock.cluster import Cluster, Connections, at_once, is_reply, never, reply_timeout
 from fencelock.engines.redlock.node import CONNECT_TIMEOUT
-from fencelock.engines.redlock.queued import QueuedClaim
 from fencelock.errors import (
     ClientClosed,
     EngineUnavailable,
@@ -66,6 +66,31 @@ ACKNOWLEDGED = [1]
 CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
     load(f"redlock/{name}") for name in ("claim", "undo", "renew", "heal", "inspect", "force")
 )
+
+
+@dataclass(slots=True)
+class QueuedClaim:
+    """A queued claim, and the connections over which the nodes notify it.
+
+    A caller that takes it out of the engine's table uses it and its connections alone.
+    """
+
+    connections: Connections
+    event: Event
+    """Set at each notification, and at the end of each connection."""
+    ticket: int
+    """Its place in the queue, the same on all nodes."""
+    attempts: int = 0
+
+    def notified(self, id: str) -> int:
+        """Return how many nodes have notified the claim, or closed its connection."""
+        return sum(conn is not None and (id in conn.notifications or not conn.raw.open) for conn in self.connections)
+
+    def clear(self, id: str) -> None:
+        """Forget all notifications."""
+        for connection in self.connections:
+            if connection is not None:
+                connection.notifications.pop(id, None)
 
 
 class RedlockEngine:
@@ -116,16 +141,21 @@ class RedlockEngine:
         return outcome
 
     async def wait(self, waiting: Waiting, timeout: float) -> None:
-        """Wait for notifications of the nodes, or for a random, growing pause."""
+        """Wait until a majority of the nodes has notified the claim, or for a random, growing pause."""
         claim = waiting.claim
         queued = self._queued.pop(claim.id, None)
         if queued is None:
             return
         queued.attempts += 1
         pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(queued.attempts, 10)) * self._runtime.random()
+        until = self._runtime.now() + min(timeout, pause)
         try:
-            connections = [conn.raw for conn in queued.connections if conn is not None and conn.raw.open]
-            await self._runtime.wait_for_push(connections, queued.event, min(timeout, pause))
+            while (left := until - self._runtime.now()) > 0:
+                queued.event.clear()
+                if queued.notified(claim.id) >= self._cluster.majority:
+                    break
+                connections = [conn.raw for conn in queued.connections if conn is not None and conn.raw.open]
+                await self._runtime.wait_for_push(connections, queued.event, left)
         except BaseException:
             self._dequeue(claim, queued)
             raise
@@ -297,7 +327,7 @@ class RedlockEngine:
             if claim.id in self._abandoned:
                 raise ClientClosed("this claim was given up, as its client is being closed; connect again", claim.name)
             if queued is not None:
-                queued.clear()
+                queued.clear(claim.id)
             since = self._runtime.now()
             calls = [self._claim_call(claim, proposal)] * len(connections)
             replies = await self._cluster.run(
@@ -388,20 +418,18 @@ class RedlockEngine:
     def _enqueue(self, claim: Claim, queued: QueuedClaim | None, connections: Connections, ticket: int) -> None:
         """Keep the connections for the claim, which the nodes have put into their queues, until they notify it."""
         if queued is None:
-            queued = QueuedClaim(connections, self._runtime.push_event(), self._cluster.majority, ticket)
-        for connection, notification in zip(queued.connections, queued.notifications, strict=True):
+            queued = QueuedClaim(connections, self._runtime.push_event(), ticket)
+        for connection in queued.connections:
             if connection is not None:
-                connection.push_events[claim.id] = notification
-                if connection.notifications.pop(claim.id, None) is not None:
-                    notification.set()
+                connection.push_events[claim.id] = queued.event
         self._queued[claim.id] = queued
 
     def _dequeue(self, claim: Claim, queued: QueuedClaim) -> None:
         """Give back the connections of a claim that no longer waits."""
+        queued.clear(claim.id)
         for connection in queued.connections:
             if connection is not None:
                 connection.push_events.pop(claim.id, None)
-                connection.notifications.pop(claim.id, None)
         self._cluster.put_back(queued.connections)
 
     # ------------------------------------------------------------------ commands

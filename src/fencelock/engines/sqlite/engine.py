@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar, TypeVarTuple
 
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MIN_REPLY_TIMEOUT, reply_timeout
+from fencelock.core.engine import MIN_REPLY_TIMEOUT, not_held, reply_timeout
 from fencelock.core.runtime import ProcessWakeup, Runtime
 from fencelock.core.wakeup import WakeupSender
 from fencelock.engines.sqlite.database import Database, DatabaseBusy
 from fencelock.engines.sqlite.queue import Queue
 from fencelock.engines.sqlite.rates import SqliteRates
 from fencelock.engines.sqlite.records import SqliteRecords
-from fencelock.errors import EngineUnavailable, NotHeld
+from fencelock.errors import EngineUnavailable
 from fencelock.model import (
     Claim,
     Grant,
@@ -119,7 +119,7 @@ class SqliteEngine:
         """Turn an exclusive grant into a shared one and admit the readers behind it, in one transaction."""
         sent = self._runtime.now()
         if not await self._write_queue(BUSY_TIMEOUT, self._queue.downgrade, grant):
-            raise NotHeld(f"the engine no longer has the lock on {grant.claim.name!r}", grant.claim.name)
+            raise not_held(grant)
         return grant.downgraded(sent)
 
     async def inspect(self, name: str) -> Snapshot:

@@ -29,21 +29,18 @@ BEGIN
   END;
 END $$;
 
--- Take the lock, waiting if necessary; from then on the session ends when it is idle for the ttl. The COMMIT keeps that setting if
--- the wait is cancelled: a lock that the server grants at the same moment outlives the statement. Returns whether it waited.
+-- Wait for the lock; from now on the session ends when it is idle for the ttl. The COMMIT keeps that setting if the wait is
+-- cancelled: a lock that the server grants at the same moment outlives the statement.
 -- Assignments instead of PERFORM: an expression costs a tenth of a query.
-CREATE OR REPLACE PROCEDURE fencelock.lock_wait(k bigint, ttl text, is_shared boolean, INOUT token bigint, INOUT waited boolean)
+CREATE OR REPLACE PROCEDURE fencelock.lock_wait(k bigint, ttl text, is_shared boolean, INOUT token bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
   ignored text;
 BEGIN
-  waited := NOT CASE WHEN is_shared THEN pg_try_advisory_lock_shared(k) ELSE pg_try_advisory_lock(k) END;
   ignored := set_config('idle_session_timeout', ttl, false);
-  IF waited THEN
-    ignored := set_config('application_name', 'fencelock - ' || ttl, false);
-    COMMIT;
-    ignored := CASE WHEN is_shared THEN pg_advisory_lock_shared(k)::text ELSE pg_advisory_lock(k)::text END;
-  END IF;
+  ignored := set_config('application_name', 'fencelock - ' || ttl, false);
+  COMMIT;
+  ignored := CASE WHEN is_shared THEN pg_advisory_lock_shared(k)::text ELSE pg_advisory_lock(k)::text END;
   token := nextval('fencelock.token');
   IF token < date_part('epoch', clock_timestamp()) * 1000000 - 1000000 THEN
     token := fencelock.mint();

@@ -1,0 +1,201 @@
+"""The blocking API of jobs: `once` and `schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import update_wrapper
+from types import TracebackType
+
+from fencelock.api.sync_lock import Lease, Lost
+from fencelock.core.validation import check_function
+from fencelock.core.watch import StopSignal, check_stop
+from fencelock.primitives.once import OnceFactory
+from fencelock.primitives.runs import Run
+from fencelock.primitives.schedule import ScheduleFactory
+from fencelock.runtime.blocking import run_sync
+
+
+class Slot:
+    """A slot that this process runs now. Its lease is renewed until the work ends.
+
+    >>> from fencelock import connect
+    >>> with connect("memory://slot") as locks, locks.once("billing", "2026-07-01") as slot:
+    ...     slot.slot, slot.attempt, slot.token > 0, slot.lost.is_set()
+    ('2026-07-01', 1, True, False)
+    """
+
+    __slots__ = ("_lease", "_run")
+
+    def __init__(self, lease: Lease, run: Run) -> None:
+        self._lease = lease
+        self._run = run
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self._run.name
+
+    @property
+    def slot(self) -> str:
+        """The slot: the text that `once` was given, or the time of a schedule's slot, as in 2026-07-01T02:00:00Z."""
+        return self._run.slot
+
+    @property
+    def time(self) -> datetime | None:
+        """The time of a schedule's slot, in UTC; the time of the call for `trigger`; None for `once`."""
+        return self._run.time
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run of the slot; more if earlier ones failed or were abandoned."""
+        return self._run.attempt
+
+    @property
+    def token(self) -> int:
+        """The fencing token: above the token of every earlier run."""
+        return self._lease.token
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the run, for fences."""
+        return self._lease
+
+    @property
+    def lost(self) -> Lost:
+        """The event that the lease is lost; the work should stop then. `is_set()`, its truth value, and `wait(timeout)`."""
+        return self._lease.lost
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is lost."""
+        self._lease.check()
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.name!r} {self.slot} attempt={self.attempt} token={self.token}>"
+
+
+class Once:
+    """One run per name and slot in the whole fleet. The `with` block gets a Slot, or None if it must not run.
+
+    >>> from fencelock import connect
+    >>> with connect("memory://once") as locks:
+    ...     billing = locks.once("billing", "2026-07-01")
+    ...     billing.run(lambda slot: None), billing.run(lambda slot: None)
+    (True, False)
+    """
+
+    __slots__ = ("_factory",)
+
+    def __init__(self, factory: OnceFactory[Lease]) -> None:
+        self._factory = factory
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self._factory.name
+
+    @property
+    def slot(self) -> str:
+        """The slot."""
+        return self._factory.slot
+
+    def run(self, work: Callable[[Slot], object]) -> bool:
+        """Call `work(slot)` unless the slot ran or is running elsewhere; return whether this call ran it.
+
+        If `work` raises, the run counts as failed and the error comes out.
+        """
+        check_function(work, "work")
+        return run_sync(self._factory.run(_caller(work)))
+
+    def __enter__(self) -> Slot | None:
+        claimed = run_sync(self._factory.enter())
+        return None if claimed is None else Slot(claimed.lease, claimed.run)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        run_sync(self._factory.leave(error))
+
+    def __repr__(self) -> str:
+        return f"<Once {self.name!r} {self.slot}>"
+
+
+class Schedule:
+    """A job that runs once per slot in the whole fleet.
+
+    >>> from fencelock import connect
+    >>> with connect("memory://schedule") as locks:
+    ...     hourly = locks.schedule("report", every=3600)
+    ...     runs = hourly.run_due(lambda slot: None)
+    ...     [run.outcome.value for run in runs], hourly.run_due(lambda slot: None)
+    (['succeeded'], [])
+    """
+
+    __slots__ = ("_factory",)
+
+    def __init__(self, factory: ScheduleFactory[Lease]) -> None:
+        self._factory = factory
+
+    @property
+    def name(self) -> str:
+        """The name of the schedule."""
+        return self._factory.name
+
+    def run(self, work: Callable[[Slot], object], stop: StopSignal | None = None) -> None:
+        """Call `work(slot)` for each slot when it is due and no other process has it, until `stop` is set.
+
+        Errors of `work` are logged and recorded, and the schedule goes on. While the engine cannot be reached, nothing runs:
+        that is logged, and the slot is retried within `within`. `stop` never interrupts `work`, which should end when
+        `slot.lost` is set.
+        """
+        check_function(work, "work")
+        run_sync(self._factory.run(_caller(work), check_stop(stop)))
+
+    def run_due(self, work: Callable[[Slot], object], *, early: float = 30.0) -> list[Run]:
+        """Run what is due now, and return it: for crontab, APScheduler, Celery or Kubernetes.
+
+        A slot up to `early` seconds ahead is due if it is nearer than the one before: the caller may follow another clock. If
+        `work` raises, the first error comes out after all due slots have run. An engine that cannot be reached is an error,
+        and nothing runs.
+        """
+        check_function(work, "work")
+        return run_sync(self._factory.run_due(_caller(work), early))
+
+    def trigger(self, work: Callable[[Slot], object]) -> Run | None:
+        """Run now, beside the slots. With overlap="skip", return None if another run is in progress; else wait for it."""
+        check_function(work, "work")
+        return run_sync(self._factory.trigger(_caller(work)))
+
+    def history(self, limit: int = 20) -> list[Run]:
+        """Return the last runs, newest first: where, when, and how they ended. At most 50 are kept."""
+        return run_sync(self._factory.history(limit))
+
+    def next(self) -> datetime:
+        """Return the time of the next slot in UTC, by this machine's clock. It asks no server."""
+        return self._factory.next()
+
+    def __call__(self, work: Callable[[Slot], object]) -> Callable[[], list[Run]]:
+        """Decorate a function of a slot: each call of the result runs what is due, as `run_due` does."""
+        check_function(work, "work")
+
+        def call() -> list[Run]:
+            return self.run_due(work)
+
+        return _named_after(work, call)
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name!r}>"
+
+
+def _caller(work: Callable[[Slot], object]) -> Callable[[Lease, Run], Awaitable[object]]:
+    async def call(lease: Lease, run: Run) -> None:
+        work(Slot(lease, run))
+
+    return call
+
+
+def _named_after(work: Callable[[Slot], object], call: Callable[[], list[Run]]) -> Callable[[], list[Run]]:
+    """Name a function after the one that it calls, but for the signature: schedulers look at it."""
+    update_wrapper(call, work, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+    del call.__wrapped__  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,154 @@
+"""What is peculiar to the objects of `once` and `schedule`: arguments, decorators, the next slot."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+
+import fencelock
+from fencelock import aio
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 60, "catch_up": "some"},
+        {"every": 60, "overlap": "both"},
+        {"every": 60, "attempts": 0},
+        {"every": 60, "attempts": True},
+        {"every": 60, "within": 0},
+        {"every": 60, "ttl": 0.001},
+        {"every": 60, "purpose": "correctness"},
+    ],
+)
+def test_wrong_options_of_a_schedule(options: dict[str, Any]) -> None:
+    """A wrong option is refused when the schedule is made."""
+    with fencelock.connect("memory://jobs") as locks:
+        with pytest.raises((fencelock.InvalidArgument, fencelock.GuaranteeUnavailable), match=r"ttl|job"):
+            locks.schedule("job", **options)
+
+
+@pytest.mark.parametrize("options", [{"keep": 1}, {"keep": None}, {"attempts": 1.5}, {"slot": ""}, {"slot": 5}])
+def test_wrong_options_of_once(options: dict[str, Any]) -> None:
+    """A wrong option is refused when the object is made."""
+    with fencelock.connect("memory://jobs") as locks:
+        with pytest.raises(fencelock.InvalidArgument):
+            locks.once("job", **{"slot": "1", **options})
+
+
+async def test_work_fits_the_api() -> None:
+    """A coroutine function is refused by the blocking API, and a plain function by asyncio's, before anything runs."""
+
+    async def awaited(slot: Any) -> None: ...
+
+    def plain(slot: Any) -> None: ...
+
+    with fencelock.connect("memory://jobs") as locks:
+        schedule, once = locks.schedule("work", every=60), locks.once("work", "1")
+        for call in (schedule.run_due, schedule.run, schedule.trigger, schedule, once.run):
+            with pytest.raises(TypeError, match="async def"):
+                call(awaited)
+    async with aio.connect("memory://jobs") as awaits:
+        other, another = awaits.schedule("work", every=60), awaits.once("work", "1")
+        methods: list[Any] = [other.run_due, other.run, other.trigger, another.run]
+        for method in methods:
+            with pytest.raises(TypeError, match="async def"):
+                await method(plain)
+        with pytest.raises(TypeError, match="async def"):
+            other(plain)  # type: ignore[arg-type]
+
+
+async def test_decorator() -> None:
+    """A decorated function has its name and no argument, as schedulers expect; each call runs what is due."""
+    ran: list[object] = []
+    with fencelock.connect("memory://decorated") as locks:
+
+        @locks.schedule("job", every=31536000, within=4e7)
+        def job(slot: fencelock.Slot) -> None:
+            """Do it."""
+            ran.append(slot)
+
+        assert (job.__name__, job.__doc__, str(inspect.signature(job))) == ("job", "Do it.", "() -> 'list[Run]'")
+        assert [run.outcome.value for run in job()] == ["succeeded"]
+        assert job() == []
+    async with aio.connect("memory://decorated") as awaits:
+
+        @awaits.schedule("other", every=31536000, within=4e7)
+        async def other(slot: aio.Slot) -> None:
+            ran.append(slot)
+
+        assert len(await other()) == 1
+    assert len(ran) == 2
+
+
+def test_next_slot() -> None:
+    """`next` is the next slot in UTC, whatever the time zone of the expression."""
+    with fencelock.connect("memory://jobs") as locks:
+        schedule = locks.schedule("next", cron="30 2 * * *", tz="Europe/Berlin")
+        schedule._factory.clock = lambda: datetime(2026, 7, 1, 12, tzinfo=UTC).timestamp()
+        assert schedule.next() == datetime(2026, 7, 2, 0, 30, tzinfo=UTC)
+        assert repr(schedule) == "<Schedule 'next'>"
+
+
+def test_history_is_bounded() -> None:
+    """The record keeps the last 50 runs, and `limit` takes the newest of them."""
+    with fencelock.connect("memory://history") as locks:
+        schedule = locks.schedule("history", every=60)
+        for minute in range(60):
+            schedule._factory.clock = partial(float, 1_800_000_000 + 60 * minute)
+            assert len(schedule.run_due(lambda slot: None)) == 1
+        assert len(schedule.history(100)) == 50
+        newest = schedule.history(1)[0].time
+        assert newest is not None
+        assert newest.timestamp() == 1_800_000_000.0 + 60 * 59
+        with pytest.raises(fencelock.InvalidArgument):
+            schedule.history(0)
+
+
+def test_stop_ends_the_sleep_soon() -> None:
+    """`run` of a schedule whose next slot is far away ends within a second after `stop`, and after the client is closed."""
+    for end in ("stop", "close"):
+        locks = fencelock.connect(f"memory://stopped-{end}")
+        stop, errors = threading.Event(), list[Exception]()
+
+        def run(locks: fencelock.Locks = locks, stop: threading.Event = stop, errors: Any = errors) -> None:
+            try:
+                locks.schedule("job", every=31536000).run(lambda slot: None, stop)
+            except fencelock.ClientClosed as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(0.1)
+        stop.set() if end == "stop" else locks.close()
+        thread.join(5)
+        assert not thread.is_alive()
+        assert bool(errors) == (end == "close")
+        locks.close()
+
+
+async def test_cancelled_run_is_failed() -> None:
+    """A task that is cancelled during its work records that the run failed, and stays cancelled."""
+    async with aio.connect("memory://cancelled") as locks:
+        schedule = locks.schedule("job", every=31536000, within=4e7)
+        began = asyncio.Event()
+
+        async def work(slot: aio.Slot) -> None:
+            began.set()
+            await asyncio.sleep(60)
+
+        task = asyncio.create_task(schedule.run_due(work))
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (run,) = await schedule.history()
+        assert (run.outcome.value, run.error) == ("failed", "CancelledError")
+        assert [name async for name in locks.names()] == []
