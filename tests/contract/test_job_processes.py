@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.records, pytest.mark.processes, pytest.mark.runtime_na
 
 WATCH = """
 import time
-schedule = locks.raw.schedule("tick", every=every, overlap="wait", timeout=600)
+schedule = locks.raw.schedule("tick", every=every, overlap="wait", within=600)
 schedule._factory.clock = lambda: time.time() + skew
 
 class Stop:  # slots run in order: the last one ends it, but not before it is due here, too

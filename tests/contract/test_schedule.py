@@ -261,7 +261,7 @@ async def test_overlap_wait(factory: ClientFactory, locks: LocksView) -> None:
 async def test_changed_expression(factory: ClientFactory, locks: LocksView) -> None:
     """After a change of the expression, nothing is replayed or caught up, and the mark stays."""
     await schedule(factory, locks, "report", clock(NINE + 1), every=3600).run_due()
-    half = schedule(factory, locks, "report", clock(NINE + 5 * 3600 + 600), every=1800, catch_up="all", timeout=86400)
+    half = schedule(factory, locks, "report", clock(NINE + 5 * 3600 + 600), every=1800, catch_up="all", within=86400)
     assert await half.run_due() == []
     half.raw._factory.clock = clock(NINE + 5 * 3600 + 1800)
     assert outcomes(await half.run_due()) == [(5.5, "succeeded", 1)]
