@@ -100,7 +100,7 @@ def test_second_signal_while_acquiring(cli: Cli) -> None:
 
 
 def test_signal_sent_twice_at_once(cli: Cli) -> None:
-    """A signal that comes to the process and to its group, as from `timeout`, is one: the place in line is given up."""
+    """A signal that comes to the process and to its group, as from `timeout`, is one: the queue entry is removed."""
     cli.hold("x")
     for _ in range(5):
         process = cli.start("run", "x", "--", "touch", "ran")

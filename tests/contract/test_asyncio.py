@@ -42,7 +42,7 @@ async def test_cancelled_at_every_step_of_a_free_acquire(factory: ClientFactory,
 
 
 async def test_cancelled_at_every_step_of_a_wait(factory: ClientFactory, locks: LocksView) -> None:
-    """Wherever a waiting acquire is cancelled, its place in line is given up."""
+    """Wherever a waiting acquire is cancelled, its queue entry is removed."""
     other = factory.connect()
     holder = await other.lock("x").acquire()
     for steps in range(30):
@@ -94,6 +94,7 @@ async def test_cancelled_at_every_step_of_a_release(locks: LocksView) -> None:
             return
 
 
+@pytest.mark.client_side
 async def test_cancelled_release_on_an_engine_that_stalls(locks: LocksView) -> None:
     """A release that is cancelled while it is sent, or while it pauses for another try, still happens."""
     faulty = Faulty.around(locks)
@@ -127,6 +128,7 @@ async def test_cancelled_twice(factory: ClientFactory, locks: LocksView) -> None
         assert (await other.inspect("x")).waiters == ()
 
 
+@pytest.mark.client_side
 async def test_cancelled_on_an_engine_that_hangs(locks: LocksView) -> None:
     """A cancellation comes out although nothing can be undone: an engine that does not answer is given up after a while."""
     faulty = Faulty.around(locks)
@@ -227,6 +229,7 @@ async def test_own_timeout_races_with_the_grant(factory: ClientFactory, locks: L
         assert await is_free(other, "x")
 
 
+@pytest.mark.client_side
 async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
     """On loss the body is cancelled at its await, LeaseLost comes out, and the task is not left cancelled."""
     task = asyncio.current_task()
@@ -251,6 +254,7 @@ async def test_body_is_cancelled_on_forced_release(locks: LocksView) -> None:
     assert caught.value.reason == LossReason.GONE
 
 
+@pytest.mark.client_side
 async def test_cancel_from_outside_stays_cancelled(locks: LocksView) -> None:
     """A cancellation from outside comes out as CancelledError, and the lock is released."""
 
@@ -267,6 +271,7 @@ async def test_cancel_from_outside_stays_cancelled(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
+@pytest.mark.client_side
 async def test_cancel_from_outside_and_loss(locks: LocksView) -> None:
     """When both happen, the cancellation from outside wins and carries a note of the loss."""
     seen: list[BaseException] = []
@@ -290,6 +295,7 @@ async def test_cancel_from_outside_and_loss(locks: LocksView) -> None:
     assert task.cancelling() == 1
 
 
+@pytest.mark.client_side
 async def test_body_that_swallows_the_cancellation(locks: LocksView) -> None:
     """A body that swallows our cancellation and ends normally still gets LeaseLost."""
     task = asyncio.current_task()
@@ -303,6 +309,7 @@ async def test_body_that_swallows_the_cancellation(locks: LocksView) -> None:
     assert task.cancelling() == 0
 
 
+@pytest.mark.client_side
 async def test_body_that_turns_the_cancellation_into_its_own_error(locks: LocksView) -> None:
     """An error that the body raises instead wins and gets a note."""
     task = asyncio.current_task()
@@ -317,6 +324,7 @@ async def test_body_that_turns_the_cancellation_into_its_own_error(locks: LocksV
     assert task.cancelling() == 0
 
 
+@pytest.mark.client_side
 async def test_nested_locks_lost_together(locks: LocksView) -> None:
     """Two nested locks that are lost at the same time end in one LeaseLost, and the task is not left cancelled."""
     task = asyncio.current_task()
@@ -328,6 +336,7 @@ async def test_nested_locks_lost_together(locks: LocksView) -> None:
     assert await take(locks, "x") > 0
 
 
+@pytest.mark.client_side
 async def test_inner_lock_lost(locks: LocksView) -> None:
     """When only the inner lock is lost, the outer block can catch it and go on."""
     async with locks.lock("x", ttl=30) as outer:
@@ -338,6 +347,7 @@ async def test_inner_lock_lost(locks: LocksView) -> None:
         outer.check()
 
 
+@pytest.mark.client_side
 async def test_lease_shared_by_tasks(locks: LocksView) -> None:
     """On loss, the tasks that are inside a block of the lease are cancelled, and no task that has left it."""
     await left_before_the_loss(locks, await locks.lock("x", ttl=1).acquire())
@@ -403,6 +413,7 @@ async def test_lease_entered_again_and_left(locks: LocksView) -> None:
             await visitor
 
 
+@pytest.mark.client_side
 async def test_lease_lost_in_a_block_within_its_block(locks: LocksView) -> None:
     """A loss in the inner one of two blocks of a lease ends both with one LeaseLost, and the task is not left cancelled."""
     task = asyncio.current_task()
@@ -414,6 +425,7 @@ async def test_lease_lost_in_a_block_within_its_block(locks: LocksView) -> None:
     await asyncio.sleep(0)  # not cancelled any more
 
 
+@pytest.mark.client_side
 async def test_block_left_by_another_task(locks: LocksView) -> None:
     """A block that one task entered and another leaves, as fixtures do, is left like any other."""
     lease = await locks.lock("x", ttl=1).acquire()
@@ -432,6 +444,7 @@ async def test_block_left_by_another_task(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
+@pytest.mark.client_side
 async def test_timeout_inside_the_block(locks: LocksView) -> None:
     """A timeout inside the body is the body's own affair."""
     async with locks.lock("x") as lease:
@@ -441,6 +454,7 @@ async def test_timeout_inside_the_block(locks: LocksView) -> None:
         lease.check()
 
 
+@pytest.mark.client_side
 async def test_timeout_around_the_block(locks: LocksView) -> None:
     """A timeout around the block ends the body with TimeoutError and releases the lock."""
     with pytest.raises(TimeoutError):
@@ -450,6 +464,7 @@ async def test_timeout_around_the_block(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
+@pytest.mark.client_side
 async def test_timeout_around_a_lost_block(locks: LocksView) -> None:
     """LeaseLost passes through timeouts that did not strike, on both sides of the block."""
     task = asyncio.current_task()
@@ -576,6 +591,7 @@ def test_loop_that_ends_under_its_leases(locks: LocksView) -> None:
     asyncio.run(second())
 
 
+@pytest.mark.client_side
 async def test_lease_looked_at_by_a_thread(locks: LocksView) -> None:
     """A thread may look at a lease of a task's, and its loss reaches the task."""
     with pytest.raises(LeaseLost):
@@ -591,6 +607,7 @@ async def test_lease_looked_at_by_a_thread(locks: LocksView) -> None:
             await asyncio.sleep(60)
 
 
+@pytest.mark.client_side
 async def test_loss_seen_by_a_thread_is_told_on_the_loop(factory: ClientFactory) -> None:
     """`on_lost` is called on the event loop, also if a thread that looked at the lease was the first to see its loss."""
     told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -605,8 +622,9 @@ async def test_loss_seen_by_a_thread_is_told_on_the_loop(factory: ClientFactory)
     assert await asyncio.wait_for(told, SOON) == threading.get_ident()
 
 
+@pytest.mark.client_side
 async def test_loss_is_told_before_the_client_is_closed(factory: ClientFactory, ttl_scale: TtlScale) -> None:
-    """`on_lost` is called also if the keeper sees the loss in the very turn of the loop in which body and client end."""
+    """`on_lost` is called also if the renewer sees the loss in the iteration of the loop in which body and client end."""
     told: list[LossReason] = []
     with pytest.raises(LeaseLost):
         async with factory.connect(on_lost=lambda _, reason: told.append(reason)) as locks:

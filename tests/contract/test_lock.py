@@ -77,6 +77,7 @@ async def test_timeout(factory: ClientFactory, locks: LocksView) -> None:
         assert (await locks.inspect("x")).waiters == ()
 
 
+@pytest.mark.client_side
 async def test_body_does_not_run_after_a_timeout(factory: ClientFactory, locks: LocksView) -> None:
     """The body of a with block whose acquire timed out never runs."""
     async with factory.connect().lock("x"):
@@ -85,6 +86,7 @@ async def test_body_does_not_run_after_a_timeout(factory: ClientFactory, locks: 
                 pytest.fail("the body ran without the lock")
 
 
+@pytest.mark.client_side
 async def test_acquire_overrides_the_locks_timeout(factory: ClientFactory, locks: LocksView) -> None:
     """A timeout given to acquire counts instead of the lock's own; 0 asks once."""
     lock = locks.lock("x", timeout=60)
@@ -107,8 +109,8 @@ async def test_waiter_is_granted_on_release(locks: LocksView) -> None:
 async def test_wait_longer_than_the_ttl(locks: LocksView, ttl_scale: TtlScale) -> None:
     """A wait of several ttls ends in a lease that has most of its ttl left."""
     holder = await locks.lock("x").acquire()
-    async with background(locks.lock("x", ttl=0.8).acquire()) as (task,):
-        await ttl_scale.sleep(1.8)
+    async with background(locks.lock("x", ttl=0.6).acquire()) as (task,):
+        await ttl_scale.sleep(1.3)
         assert not task.done()
         await holder.release()
         lease = await task
@@ -165,6 +167,7 @@ async def test_renew_by_hand(locks: LocksView, ttl_scale: TtlScale) -> None:
         await lease.renew()
 
 
+@pytest.mark.client_side
 async def test_lost_wait(locks: LocksView) -> None:
     """`lost.wait` answers False when its time is over, True on a loss, False on a release."""
     lease = await locks.lock("x", ttl=0.5, renew=False).acquire()
@@ -177,6 +180,7 @@ async def test_lost_wait(locks: LocksView) -> None:
         assert await task is False
 
 
+@pytest.mark.client_side
 @pytest.mark.parametrize("timeout", [float("inf"), 1e30])
 async def test_lost_wait_for_a_very_long_time(locks: LocksView, timeout: float) -> None:
     """However long `lost.wait` may take, it waits for the loss."""
@@ -194,6 +198,7 @@ async def test_max_hold(locks: LocksView) -> None:
     assert await take(locks, "x") > lease.token
 
 
+@pytest.mark.client_side
 async def test_max_hold_beyond_renewals(locks: LocksView) -> None:
     """max_hold counts across renewals: held for longer than the ttl, lost at the end."""
     lease = await locks.lock("x", ttl=0.6, max_hold=1.1).acquire()
@@ -246,17 +251,18 @@ async def test_force_release_is_noticed_on_leaving(factory: ClientFactory) -> No
 
 
 async def test_force_release_hands_over(locks: LocksView) -> None:
-    """A forced release lets the next in line in."""
+    """A forced release grants the next waiter."""
     lease = await locks.lock("x").acquire()
     async with background(locks.lock("x").acquire(SOON)) as (task,):
         await waiting(locks, "x")
         await locks.force_release("x", reason="test")
         successor = await task
-        assert successor.token > lease.token  # no more than that where a place in line has its token from the beginning
+        assert successor.token > lease.token  # no more than that where a queue entry has its token from the beginning
         await successor.release()
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_on_lost(factory: ClientFactory) -> None:
     """`on_lost` is called once for a lease that is lost, never for one that is released."""
     told: list[tuple[str, LossReason]] = []
@@ -271,6 +277,7 @@ async def test_on_lost(factory: ClientFactory) -> None:
     assert told == [("x", LossReason.EXPIRED)]
 
 
+@pytest.mark.client_side
 async def test_on_lost_that_raises(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
     """An error in `on_lost`, whatever it is, is logged, and the other leases are still renewed and still told."""
     errors = {"one": RuntimeError("in on_lost"), "other": SystemExit(3)}
@@ -296,9 +303,10 @@ async def test_on_lost_that_raises(factory: ClientFactory, caplog: pytest.LogCap
     assert told == list(errors)
 
 
+@pytest.mark.client_side
 @pytest.mark.runtime_name("blocking")
 async def test_on_lost_that_takes_long(factory: ClientFactory) -> None:
-    """A slow `on_lost` does not keep the keeper from renewing the other leases (in asyncio it is on the caller's loop)."""
+    """A slow `on_lost` does not delay the renewal of other leases (in asyncio it runs on the caller's loop)."""
     begun, enough = threading.Event(), threading.Event()
 
     def on_lost(lease: Any, reason: LossReason) -> None:
@@ -317,6 +325,7 @@ async def test_on_lost_that_takes_long(factory: ClientFactory) -> None:
     assert short.reason is LossReason.EXPIRED
 
 
+@pytest.mark.client_side
 @pytest.mark.runtime_name("blocking")
 async def test_callbacks_of_several_leases_do_not_wait_for_each_other(factory: ClientFactory) -> None:
     """Each call of on_lost has a thread of its own: one that blocks does not delay the next one's."""
@@ -345,6 +354,7 @@ async def test_timeout_names_the_holder(factory: ClientFactory, locks: LocksView
             await locks.lock("x", timeout=0.1).acquire()
 
 
+@pytest.mark.client_side
 async def test_leaving_after_a_loss(locks: LocksView, ttl_scale: TtlScale) -> None:
     """Leaving a block whose lease was lost raises LeaseLost, even if the body ended normally."""
     with pytest.raises(LeaseLost) as caught:
@@ -353,6 +363,7 @@ async def test_leaving_after_a_loss(locks: LocksView, ttl_scale: TtlScale) -> No
     assert caught.value.reason == LossReason.EXPIRED
 
 
+@pytest.mark.client_side
 async def test_error_in_the_body(locks: LocksView) -> None:
     """An error in the body comes out as it is, and the lock is released."""
     with pytest.raises(ZeroDivisionError) as caught:
@@ -362,6 +373,7 @@ async def test_error_in_the_body(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
+@pytest.mark.client_side
 async def test_error_in_the_body_after_a_loss(locks: LocksView, ttl_scale: TtlScale) -> None:
     """The body's own error wins over the loss and gets a note about it."""
     with pytest.raises(ZeroDivisionError) as caught:
@@ -371,6 +383,7 @@ async def test_error_in_the_body_after_a_loss(locks: LocksView, ttl_scale: TtlSc
     assert "is lost" in caught.value.__notes__[0]
 
 
+@pytest.mark.client_side
 async def test_check_in_the_body(locks: LocksView, ttl_scale: TtlScale) -> None:
     """The LeaseLost of the body's own check comes out once, without a note."""
     with pytest.raises(LeaseLost) as caught:
@@ -380,6 +393,7 @@ async def test_check_in_the_body(locks: LocksView, ttl_scale: TtlScale) -> None:
     assert not getattr(caught.value, "__notes__", [])
 
 
+@pytest.mark.client_side
 async def test_lease_as_a_context_manager(locks: LocksView) -> None:
     """A lease that was acquired by a call can be used as a block of its own."""
     async with await locks.lock("x").acquire() as lease:
@@ -396,6 +410,7 @@ async def test_release_inside_the_block(locks: LocksView) -> None:
     assert await successor.release() is True
 
 
+@pytest.mark.client_side
 async def test_one_lock_object_in_nested_use(locks: LocksView, ttl_scale: TtlScale) -> None:
     """A lock object that was entered twice after a loss gives each block its own lease back."""
     lock = locks.lock("x", ttl=0.25, renew=False)
@@ -429,6 +444,7 @@ async def test_acquirer_ends(locks: LocksView) -> None:
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_dropped_lease(locks: LocksView) -> None:
     """A lease that is garbage warns, is no longer renewed, and runs out: the next gets the name."""
 
@@ -444,7 +460,8 @@ async def test_dropped_lease(locks: LocksView) -> None:
     assert await take(locks, "x") > token
 
 
-async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, ttl_scale: TtlScale) -> None:
+@pytest.mark.client_side
+async def test_dropped_leases_do_not_stop_the_renewer(locks: LocksView, ttl_scale: TtlScale) -> None:
     """Leases that were dropped leave the renewal of the others alone."""
     kept = await locks.lock("kept", ttl=1.5).acquire()
     with pytest.warns(ResourceWarning):  # noqa: PT031
@@ -460,6 +477,7 @@ async def test_dropped_leases_do_not_stop_the_keeper(locks: LocksView, ttl_scale
     await again.release()
 
 
+@pytest.mark.client_side
 async def test_reentrant(locks: LocksView) -> None:
     """A reentrant lock may be taken again by its holder, and is free after the last release only."""
     lock = locks.lock("x", reentrant=True)
@@ -474,6 +492,7 @@ async def test_reentrant(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
+@pytest.mark.client_side
 async def test_reentrant_only_for_its_holder(locks: LocksView) -> None:
     """Another task or thread does not get in through a reentrant lock, nor does a successor in the same thread."""
     lock = locks.lock("x", reentrant=True)
@@ -489,6 +508,7 @@ async def test_reentrant_only_for_its_holder(locks: LocksView) -> None:
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
     """What a client remembers for reentrancy goes away with the leases."""
 
@@ -502,6 +522,7 @@ async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
     assert len(client_of(locks).reentrant) <= 1
 
 
+@pytest.mark.client_side
 async def test_reentrant_dropped_leaves_no_trace(locks: LocksView) -> None:
     """A dropped lease is not remembered, nor the task that held it, and the lock can be acquired again."""
 
@@ -520,7 +541,8 @@ async def test_reentrant_dropped_leaves_no_trace(locks: LocksView) -> None:
     assert not [task for task in tasks if task() is not None]
 
 
-async def test_reentrant_dropped_and_taken_anew(locks: LocksView) -> None:
+@pytest.mark.client_side
+async def test_reentrant_dropped_and_acquired_again(locks: LocksView) -> None:
     """Who dropped a reentrant lease has to wait for its end, and what is taken then is what is taken again."""
     lock = locks.lock("x", ttl=0.5, reentrant=True)
     with pytest.warns(ResourceWarning, match="dropped without release"):  # noqa: PT031
@@ -534,6 +556,7 @@ async def test_reentrant_dropped_and_taken_anew(locks: LocksView) -> None:
         await again.release()
 
 
+@pytest.mark.client_side
 @pytest.mark.runtime_name("blocking")
 async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who takes a lock again while somebody else gives the same lease back gets one that holds."""
@@ -553,6 +576,7 @@ async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pyt
     assert await second.release()
 
 
+@pytest.mark.client_side
 async def test_not_reentrant_by_default(locks: LocksView) -> None:
     """Without `reentrant` the holder itself has to wait like anybody else."""
     lock = locks.lock("x")
@@ -615,6 +639,7 @@ async def test_inspect(factory: ClientFactory) -> None:
     assert await locks.inspect("x") == fencelock.Snapshot("x")
 
 
+@pytest.mark.client_side
 async def test_default_owner(locks: LocksView) -> None:
     """The default label names this host and process."""
     async with locks.lock("x") as lease:
@@ -678,9 +703,9 @@ async def test_closing_with_waiters(factory: ClientFactory) -> None:
 
 
 async def test_closing_while_others_take_turns(factory: ClientFactory) -> None:
-    """Whatever a close meets half-way, granted and not yet returned or about to line up again, it leaves nothing."""
+    """close() leaves no claim, also of acquires that are granted but not yet returned, or about to enqueue again."""
     observer = factory.connect()
-    for _ in range(15):
+    for _ in range(8):
         locks = factory.connect(ttl=60)
 
         async def take_turns(locks: LocksView = locks) -> None:
@@ -707,6 +732,7 @@ async def test_leaving_the_clients_block_closes_it(factory: ClientFactory) -> No
         await locks.inspect("x")
 
 
+@pytest.mark.client_side
 async def test_decorator(factory: ClientFactory, locks: LocksView) -> None:
     """Each call of a decorated function holds the lock that its arguments name."""
 
@@ -744,6 +770,7 @@ async def test_renewal_while_many_leases_come_and_go(locks: LocksView) -> None:
     await stays.release()
 
 
+@pytest.mark.client_side
 @pytest.mark.parametrize("ttl", [0.8, 6])
 async def test_renewer_after_short_leases(locks: LocksView, ttl: float) -> None:
     """After leases that were released at once the next one is renewed; the renewer ends when none follows."""
@@ -757,9 +784,10 @@ async def test_renewer_after_short_leases(locks: LocksView, ttl: float) -> None:
     async def ended() -> bool:
         return renewer._wake is None
 
-    await eventually(ended, "the keeper has ended")
+    await eventually(ended, "the renewer has ended")
 
 
+@pytest.mark.client_side
 async def test_acquire_fails_if_the_renewer_cannot_start(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the renewer's thread cannot be started, the acquire fails and its claim is removed."""
     runtime = client_of(locks).runtime
@@ -778,6 +806,7 @@ async def test_acquire_fails_if_the_renewer_cannot_start(locks: LocksView, monke
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a renewal cannot be started it is tried again, and the lease is kept."""
     runtime = client_of(locks).runtime
@@ -797,6 +826,7 @@ async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.Mon
     assert len(failures) == 2
 
 
+@pytest.mark.client_side
 async def test_lease_repr(locks: LocksView) -> None:
     """A lease shows its name, token and state."""
     lease = await locks.lock("x").acquire()

@@ -107,7 +107,7 @@ async def network(case: EngineCase, url: str, engines: Session) -> AsyncIterator
 
 
 async def run(runtime_name: str, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of an engine: one of the blocking world in a thread, as the forwarders need the event loop."""
+    """Run a coroutine of an engine: a blocking one in a thread, as the forwarders need the event loop."""
     return await (work if runtime_name == "aio" else asyncio.to_thread(run_sync, work))
 
 

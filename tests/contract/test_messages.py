@@ -63,6 +63,7 @@ async def test_request_that_never_arrives(locks: LocksView) -> None:
         assert faulty.calls["attempt"] == 3
 
 
+@pytest.mark.client_side
 async def test_engine_down_at_first(locks: LocksView) -> None:
     """An engine that refuses the very first request is reported at once, and nobody tries to undo what never was."""
     faulty = Faulty.around(locks)
@@ -90,7 +91,7 @@ async def test_engine_down_while_waiting(factory: ClientFactory, locks: LocksVie
 
 
 async def test_engine_down_for_good_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
-    """A waiter gives up with EngineUnavailable once its place in line cannot be there any more."""
+    """A waiter gives up with EngineUnavailable once its queue entry must have expired."""
     async with factory.connect().lock("x"):
         faulty = Faulty.around(locks)
         async with background(locks.lock("x", ttl=0.5).acquire()) as (task,):
@@ -108,7 +109,7 @@ async def test_answer_to_a_wait_is_lost(factory: ClientFactory, locks: LocksView
     faulty = Faulty.around(locks)
     faulty.lose("wait", 1)
 
-    async def waits() -> bool:  # being in line is not enough: the hand-over may come with the answer to the attempt
+    async def waits() -> bool:  # a queue entry is not enough: the grant may come with the reply to the attempt
         return bool(faulty.calls["wait"])
 
     async with background(locks.lock("x", ttl=10).acquire()) as (task,):
@@ -151,6 +152,7 @@ async def test_release_that_never_arrives(factory: ClientFactory, locks: LocksVi
     assert await take(factory.connect(), "x") > lease.token
 
 
+@pytest.mark.client_side
 async def test_release_that_is_refused(factory: ClientFactory, locks: LocksView) -> None:
     """A release that the engine refuses is reported at once, with the name."""
     faulty = Faulty.around(locks)
@@ -163,6 +165,7 @@ async def test_release_that_is_refused(factory: ClientFactory, locks: LocksView)
     assert await take(factory.connect(), "x") > lease.token
 
 
+@pytest.mark.client_side
 async def test_release_error_does_not_mask_the_body(locks: LocksView) -> None:
     """The body's error comes out although the release failed, too."""
     faulty = Faulty.around(locks)
@@ -172,6 +175,7 @@ async def test_release_error_does_not_mask_the_body(locks: LocksView) -> None:
             raise ZeroDivisionError
 
 
+@pytest.mark.client_side
 @pytest.mark.parametrize("fault", ["refuse", "drop"])
 async def test_leaving_a_block_only_logs_a_failed_release(
     factory: ClientFactory, locks: LocksView, fault: str, caplog: pytest.LogCaptureFixture
@@ -186,6 +190,7 @@ async def test_leaving_a_block_only_logs_a_failed_release(
     await wait_until_unclaimed(factory.connect(), "x")
 
 
+@pytest.mark.client_side
 async def test_release_that_fails_raises_release_failed(factory: ClientFactory, locks: LocksView) -> None:
     """An explicit release without a reply is an error of its own kind, and the client goes on with it."""
     faulty = Faulty.around(locks)
@@ -224,6 +229,7 @@ async def test_grant_after_the_timeout_is_given_back(factory: ClientFactory, loc
     await wait_until_unclaimed(factory.connect(), "x")
 
 
+@pytest.mark.client_side
 async def test_close_releases_all_but_the_bad_lock(factory: ClientFactory) -> None:
     """One lock that cannot be released does not keep the others from being released."""
     locks = factory.connect()
@@ -244,6 +250,7 @@ async def test_close_releases_all_but_the_bad_lock(factory: ClientFactory) -> No
     assert await is_free(others, "c")
 
 
+@pytest.mark.client_side
 async def test_outage_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
     """The first failed renewal is a warning with the time that is left, the end of the outage is worth an info."""
     caplog.set_level("INFO", "fencelock")
@@ -263,6 +270,7 @@ async def test_outage_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixtu
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_second_outage_is_logged_after_a_loss(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
     """An outage that cost a lease does not hide the next one, and is not the reason of a later loss."""
     faulty = Faulty.around(locks)
@@ -283,6 +291,7 @@ async def test_second_outage_is_logged_after_a_loss(locks: LocksView, caplog: py
     assert len(failed) == 2
 
 
+@pytest.mark.client_side
 async def test_log_handler_that_fails_does_not_stop_the_renewer(factory: ClientFactory) -> None:
     """The loss of one lease cannot be logged: it is reported all the same, and the other lease is renewed."""
 
@@ -305,6 +314,7 @@ async def test_log_handler_that_fails_does_not_stop_the_renewer(factory: ClientF
         logging.getLogger("fencelock").removeHandler(handler)
 
 
+@pytest.mark.client_side
 async def test_loss_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
     """Each lost lease is a warning with its reason."""
     lease = await locks.lock("x", ttl=0.4, renew=False).acquire()
@@ -353,6 +363,7 @@ async def test_late_answer_that_cannot_be_renewed(locks: LocksView, fault: str) 
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_one_renewal_fails(locks: LocksView) -> None:
     """A renewal that fails is tried again, soon, and the lease is kept."""
     faulty = Faulty.around(locks)
@@ -382,6 +393,7 @@ async def test_renewal_fails_until_the_deadline(factory: ClientFactory) -> None:
     await successor.release()
 
 
+@pytest.mark.client_side
 async def test_renewal_that_hangs(factory: ClientFactory, ttl_scale: TtlScale) -> None:
     """A renewal that hangs delays neither the news of the loss nor the renewal of another lease."""
     told: list[tuple[str, LossReason]] = []
@@ -414,6 +426,7 @@ async def test_answer_to_a_renewal_after_the_deadline(locks: LocksView, ttl_scal
     assert lease.remaining == 0
 
 
+@pytest.mark.client_side
 async def test_renew_by_hand_fails(locks: LocksView) -> None:
     """`renew()` says that it was not answered; the deadline does not move, and renew=False stays what it is."""
     faulty = Faulty.around(locks)
@@ -429,8 +442,9 @@ async def test_renew_by_hand_fails(locks: LocksView) -> None:
     assert faulty.calls["renew"] == so_far + 1
 
 
+@pytest.mark.client_side
 async def test_unknown_renewal_by_hand(locks: LocksView) -> None:
-    """An engine that answers UNKNOWN to a renewal by hand does not make the keeper take over."""
+    """An engine that answers UNKNOWN to a renewal by hand does not make the renewer renew it."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.6, renew=False).acquire()
     real, calls = faulty.inner.renew, []
@@ -447,8 +461,9 @@ async def test_unknown_renewal_by_hand(locks: LocksView) -> None:
     assert calls == [1]
 
 
+@pytest.mark.client_side
 async def test_renewal_raises_what_it_never_should(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
-    """An engine's bug in a renewal is logged and tried again; the keeper does not die of it."""
+    """An engine's bug in a renewal is logged and tried again; the renewer continues."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.9).acquire()
     real, failures = faulty.renew, list[int]()
@@ -466,6 +481,7 @@ async def test_renewal_raises_what_it_never_should(locks: LocksView, caplog: pyt
     await lease.release()
 
 
+@pytest.mark.client_side
 async def test_timeout_while_the_engine_is_down(factory: ClientFactory, locks: LocksView) -> None:
     """A waiter whose time is over while the engine is down gives up in time."""
     async with factory.connect().lock("x"):
@@ -525,6 +541,7 @@ async def test_abandon(factory: ClientFactory) -> None:
     assert len((await engine.inspect("x")).holders) == 1
 
 
+@pytest.mark.client_side
 async def test_release_that_a_close_overtakes(factory: ClientFactory) -> None:
     """Who gives a lease back while the client is being closed is not told of a loss: it was the close that let go first."""
     told: list[LossReason] = []
@@ -561,6 +578,7 @@ async def test_release_of_somebody_else(factory: ClientFactory) -> None:
     assert len((await engine.inspect("x")).holders) == 1
 
 
+@pytest.mark.client_side
 def test_unanswered_is_unavailable() -> None:
     """What was not answered is a kind of unavailability: callers need to catch one error only."""
     assert issubclass(OutcomeUnknown, EngineUnavailable)

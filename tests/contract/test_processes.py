@@ -220,7 +220,7 @@ async with locks.lock('x', ttl=1) as lease:
 
 
 async def test_interrupt_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
-    """Ctrl-C while waiting gives up the place in line."""
+    """Ctrl-C while waiting removes the queue entry."""
     worker = await factory.worker()
     async with locks.lock("x") as lease:
         async with background(worker.acquire("x", ttl=30)) as (task,):
@@ -534,7 +534,7 @@ result = await lease.release() if 'aio' in sys.argv else lease.release()
 
 FORKED_BY_A_SIGNAL = """
 import signal
-ear, mouth = os.pipe()
+reader, writer = os.pipe()
 parent = os.getpid()
 signal.signal(signal.SIGALRM, lambda *_: os.fork())
 signal.setitimer(signal.ITIMER_REAL, ttl_scale(0.3))
@@ -547,10 +547,10 @@ except Exception as error:
     outcome = f'{type(error).__name__}: {error}'
 finally:
     if os.getpid() != parent:
-        os.write(mouth, outcome.encode())
+        os.write(writer, outcome.encode())
         os._exit(0)
-os.close(mouth)
-child = os.read(ear, 1000).decode()
+os.close(writer)
+child = os.read(reader, 1000).decode()
 os.wait()
 result = [outcome, child, released]
 """

@@ -413,7 +413,7 @@ async def test_engine_against_admit(factory: ClientFactory, seed: int) -> None:
                 case = member.case  # a claim hangs on its client's session, and nobody else's can keep it
             outcome = await case.attempt(
                 member.claim, enqueue=True, deadline=NO_DEADLINE
-            )  # a sign of life; the place in line stays
+            )  # keeps its place in the queue
             assert isinstance(outcome, Grant) == (member.token is not None)
             if isinstance(outcome, Grant):
                 known = granted.setdefault(member.claim.id, outcome)

@@ -159,6 +159,7 @@ async def test_concurrent_callers_never_exceed_the_burst(factory: ClientFactory)
     assert granted.count(True) == 10
 
 
+@pytest.mark.client_side
 async def test_engine_down(factory: ClientFactory) -> None:
     """Without the engine a call is refused with EngineUnavailable, or goes if the limit says so."""
     locks = factory.connect()
@@ -176,6 +177,7 @@ async def test_engine_down(factory: ClientFactory) -> None:
     await call(lenient.acquire)
 
 
+@pytest.mark.client_side
 async def test_decorator(locks: LocksView) -> None:
     """Each call of a decorated function takes its turn."""
     limit = locks.raw.rate_limit("api", 1, per=3600)
@@ -194,6 +196,7 @@ async def test_decorator(locks: LocksView) -> None:
     assert await call(limit.try_acquire) is False
 
 
+@pytest.mark.client_side
 async def test_bad_arguments(locks: LocksView) -> None:
     """What cannot be a limit is refused when it is made, with the name and the argument."""
     make = locks.raw.rate_limit

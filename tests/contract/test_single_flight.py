@@ -166,6 +166,7 @@ async def test_waiters_learn_of_a_failed_build(factory: ClientFactory) -> None:
     assert other.calls == 0
 
 
+@pytest.mark.client_side
 async def test_failed_rebuild_leaves_the_stale_value(locks: LocksView) -> None:
     """A rebuild in the background that fails is logged, and callers go on with the old value."""
     assert await get(locks, Builder(locks, "old"), ttl=0.3, stale=600) == "old"
@@ -195,6 +196,7 @@ async def test_timeout_while_another_client_builds(factory: ClientFactory) -> No
         assert await building == "built"
 
 
+@pytest.mark.client_side
 @pytest.mark.runtime_name("aio")
 async def test_cancelled_caller_does_not_affect_the_others(factory: ClientFactory) -> None:
     """The caller that began the build is cancelled, and the others get its result."""
@@ -211,6 +213,7 @@ async def test_cancelled_caller_does_not_affect_the_others(factory: ClientFactor
     assert builder.calls == 1
 
 
+@pytest.mark.client_side
 async def test_build_that_asks_for_its_own_result(locks: LocksView) -> None:
     """A build that needs its own value gets an error instead of waiting for itself."""
     if inspect.iscoroutinefunction(locks.raw.close):
@@ -257,6 +260,7 @@ async def test_invalidation(factory: ClientFactory) -> None:
     assert await get(one, Builder(one, "newer")) == "new"
 
 
+@pytest.mark.client_side
 async def test_values_that_cannot_be_shared(locks: LocksView) -> None:
     """A value that is too large or cannot be encoded raises a clear error, and nothing is stored."""
     with pytest.raises(InvalidArgument, match="300002 bytes"):
@@ -268,6 +272,7 @@ async def test_values_that_cannot_be_shared(locks: LocksView) -> None:
     assert await get(locks, Builder(locks), "set", codec=pickle) == {1, 2}
 
 
+@pytest.mark.client_side
 async def test_cached_function(locks: LocksView) -> None:
     """A cached function is called once for each key; invalidate and refresh take the arguments of a call."""
     calls: list[int] = []
@@ -296,6 +301,7 @@ async def test_cached_function(locks: LocksView) -> None:
     assert square.__name__ == "square"
 
 
+@pytest.mark.client_side
 async def test_engine_down(factory: ClientFactory) -> None:
     """If the engine cannot be asked who builds, nothing is built."""
     locks = factory.connect()
@@ -310,6 +316,7 @@ async def test_engine_down(factory: ClientFactory) -> None:
     assert not client_of(locks).flights
 
 
+@pytest.mark.client_side
 async def test_bad_arguments(locks: LocksView) -> None:
     """What cannot be right is refused before anything is built."""
     builder = Builder(locks)

@@ -21,8 +21,8 @@ from fencelock.runtime.asyncio import AsyncioRuntime
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
 
 
-class Chair(DedicatedSession):
-    """A seat without a server."""
+class FakeSession(DedicatedSession):
+    """A session without a server."""
 
     def __init__(self, runtime: Runtime, *, silent: bool = True, alive: bool = True) -> None:
         super().__init__(runtime, Claim("x", 30), 0.3)
@@ -38,14 +38,14 @@ class Chair(DedicatedSession):
         return self.alive
 
 
-class Chairs(DedicatedSessions[Chair]):
+class FakeSessions(DedicatedSessions[FakeSession]):
     """DedicatedSessions without connections."""
 
-    def drop(self, seat: Chair) -> None:
-        """Forget it."""
-        self.pop(seat.claim.id, None)
+    def drop(self, session: FakeSession) -> None:
+        """Remove it."""
+        self.pop(session.claim.id, None)
 
-    async def look_up(self, sessions: Sequence[Chair], deadline: Deadline) -> list[bool]:
+    async def look_up(self, sessions: Sequence[FakeSession], deadline: Deadline) -> list[bool]:
         """Return what we were told."""
         return [session.alive for session in sessions]
 
@@ -79,32 +79,32 @@ def interrupt() -> None:
 
 async def test_cancelled_at_the_moment_of_the_handover() -> None:
     """A caller that is cancelled as it gets the session passes it on to the next caller."""
-    seat = Chair(AsyncioRuntime())
-    assert seat.try_take()
-    task = asyncio.ensure_future(seat.take(60))
+    session = FakeSession(AsyncioRuntime())
+    assert session.try_take()
+    task = asyncio.ensure_future(session.take(60))
     await asyncio.sleep(0.01)
-    seat.give()
+    session.give()
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
-        seat.give()
-    assert await seat.take(0)
+        session.give()
+    assert await session.take(0)
 
 
 def test_one_at_a_time() -> None:
     """However many threads want it, one has the turn at a time, and everybody gets it."""
-    seat = Chair(BlockingRuntime())
+    session = FakeSession(BlockingRuntime())
     inside = 0
     seen: list[int] = []
 
     def work() -> None:
         nonlocal inside
         for _ in range(200):
-            assert run_sync(seat.take(60))
+            assert run_sync(session.take(60))
             inside += 1
             seen.append(inside)
             inside -= 1
-            seat.give()
+            session.give()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -116,25 +116,25 @@ def test_one_at_a_time() -> None:
 
 def test_caller_times_out_waiting_for_the_session() -> None:
     """A caller that waits for the session in vain gets its error, at once if it has no time."""
-    seat = Chair(BlockingRuntime())
-    assert seat.try_take()
-    assert run_sync(seat.take(-1)) is False
-    assert run_sync(seat.take(0.01)) is False
-    seat.give()
-    assert run_sync(seat.take(-1)) is True
+    session = FakeSession(BlockingRuntime())
+    assert session.try_take()
+    assert run_sync(session.take(-1)) is False
+    assert run_sync(session.take(0.01)) is False
+    session.give()
+    assert run_sync(session.take(-1)) is True
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # who is interrupted awaits nothing
 def test_interrupted_at_any_step_of_waiting() -> None:
     """Wherever somebody is interrupted who waits for its turn, the next gets it when it is given back."""
     for step in count(1):
-        seat = Chair(BlockingRuntime())
-        assert seat.try_take()
+        session = FakeSession(BlockingRuntime())
+        assert session.try_take()
         over = False
         with suppress(KeyboardInterrupt):
-            over = at_step(step, interrupt, lambda seat=seat: run_sync(seat.take(0.001)))  # type: ignore[misc]
-        seat.give()
-        assert run_sync(seat.take(20)) is True, f"interrupted at step {step}"
+            over = at_step(step, interrupt, lambda session=session: run_sync(session.take(0.001)))  # type: ignore[misc]
+        session.give()
+        assert run_sync(session.take(20)) is True, f"interrupted at step {step}"
         if over:
             break
     assert step > 20
@@ -143,44 +143,44 @@ def test_interrupted_at_any_step_of_waiting() -> None:
 def test_signal_handler_at_any_step() -> None:
     """A handler that takes and gives back the turn, in the middle of others who do, neither hangs nor harms them."""
 
-    def pair(seat: DedicatedSession) -> None:
-        if seat.try_take():
-            seat.give()
+    def pair(session: DedicatedSession) -> None:
+        if session.try_take():
+            session.give()
 
     for step in count(1):
-        seat = Chair(BlockingRuntime())
-        if at_step(step, lambda seat=seat: pair(seat), lambda seat=seat: pair(seat)):  # type: ignore[misc]
+        session = FakeSession(BlockingRuntime())
+        if at_step(step, lambda session=session: pair(session), lambda session=session: pair(session)):  # type: ignore[misc]
             break
-        assert seat.try_take(), f"nobody gave it back, at step {step}"
+        assert session.try_take(), f"nobody gave it back, at step {step}"
     assert step > 20
 
 
 def test_ended_sessions_are_removed() -> None:
     """Sessions that have ended are removed, unless a caller uses them; the next removal waits until there are many more."""
     runtime = BlockingRuntime()
-    seats = Chairs(BlockingRuntime())
+    sessions = FakeSessions(BlockingRuntime())
     alive, ended, waiting, at_work = (
-        Chair(runtime),
-        Chair(runtime, alive=False),
-        Chair(runtime, silent=False),
-        Chair(runtime),
+        FakeSession(runtime),
+        FakeSession(runtime, alive=False),
+        FakeSession(runtime, silent=False),
+        FakeSession(runtime),
     )
     waiting.alive = at_work.alive = False
     assert at_work.try_take()
-    for seat in (alive, ended, waiting, at_work, *(Chair(runtime) for _ in range(SWEEP_AT))):
-        seats[seat.claim.id] = seat
-    seats.sweep()
-    assert not seats.is_current(ended)
-    assert all(seats.is_current(seat) for seat in (alive, waiting, at_work))
-    assert seats.sweep_at == 2 * (SWEEP_AT + 3)
+    for session in (alive, ended, waiting, at_work, *(FakeSession(runtime) for _ in range(SWEEP_AT))):
+        sessions[session.claim.id] = session
+    sessions.sweep()
+    assert not sessions.is_current(ended)
+    assert all(sessions.is_current(session) for session in (alive, waiting, at_work))
+    assert sessions.sweep_at == 2 * (SWEEP_AT + 3)
     assert alive.try_take(), "it was given back"
 
 
-def test_turn_on_a_seat_that_is_no_longer_the_claims() -> None:
-    """The turn is not had on a seat whose session may be somebody else's by now."""
-    seats = Chairs(BlockingRuntime())
-    seat = Chair(BlockingRuntime())
-    assert not seats.try_take(seat)
-    seats[seat.claim.id] = seat
-    assert seats.try_take(seat)
-    assert not seats.try_take(seat)
+def test_session_that_is_no_longer_the_claims() -> None:
+    """The turn is not had on a session whose session may be somebody else's by now."""
+    sessions = FakeSessions(BlockingRuntime())
+    session = FakeSession(BlockingRuntime())
+    assert not sessions.try_take(session)
+    sessions[session.claim.id] = session
+    assert sessions.try_take(session)
+    assert not sessions.try_take(session)

@@ -1,4 +1,4 @@
-"""Events of the blocking world: any thread sets them, and Ctrl-C at any moment harms nobody."""
+"""Events of the blocking runtime: any thread sets them, and Ctrl-C at any moment breaks none."""
 
 from __future__ import annotations
 

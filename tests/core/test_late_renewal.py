@@ -21,7 +21,7 @@ def test_answer_after_the_deadline(monkeypatch: pytest.MonkeyPatch, answer: Rene
             lease = await locks.lock("x", ttl=0.3).acquire()
 
             async def late(grants: Sequence[Grant]) -> list[Renewal]:
-                time.sleep(0.5)  # noqa: ASYNC251  the whole loop: the keeper must not be the one who sees the end
+                time.sleep(0.5)  # noqa: ASYNC251  the whole loop: the renewer must not see the end first
                 return [answer] * len(grants)
 
             monkeypatch.setattr(locks._client.engine, "renew", late)

@@ -1,4 +1,4 @@
-"""A lease that becomes garbage while it is held, in the very moment in which the keeper looks."""
+"""A lease that becomes garbage while it is held, at the moment in which the renewer checks it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_lease_dropped_while_the_renewer_checks_it(monkeypatch: pytest.MonkeyPat
 
 
 class Overtaken(dict[str, LeaseRef]):
-    """What a keeper looks through, and somebody changes as soon as it has begun."""
+    """The leases that a renewer iterates over; they change as soon as it has begun."""
 
     def items(self) -> Any:
         """Copy, and have somebody release what is there."""

@@ -1,4 +1,4 @@
-"""Ctrl-C while the keeper is started: it arrives as what it is, and later leases are kept."""
+"""Ctrl-C while the renewer is started raises KeyboardInterrupt, and later leases are renewed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STARTING: list[Callable[..., Any]] = [
 
 
 def acquire(locks: fencelock.Locks, step: int) -> fencelock.Lease | None:
-    """Acquire a lock and interrupt the beginning of its keeper at the given step; return the lease if it was over before."""
+    """Acquire a lock and interrupt the start of its renewer at the given step; return the lease if it was over before."""
     leases: list[fencelock.Lease] = []
     lock = locks.lock("x", ttl=30)
     interrupted_at(step, STARTING, lambda: leases.append(lock.acquire()))
@@ -36,11 +36,11 @@ def acquire(locks: fencelock.Locks, step: int) -> fencelock.Lease | None:
 @pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:coroutine 'LeaseRenewer._run' was never awaited:RuntimeWarning")
 def test_interrupted_at_any_step() -> None:
-    """Wherever the beginning of a keeper is interrupted, that is a KeyboardInterrupt, and the next lease is renewed."""
+    """Wherever the start of a renewer is interrupted, KeyboardInterrupt is raised, and the next lease is renewed."""
     kept: list[tuple[int, fencelock.Lease, float]] = []
     clients: list[fencelock.Locks] = []
     for step in count(1):
-        clients.append(locks := fencelock.connect(f"memory://keeper-{step}"))
+        clients.append(locks := fencelock.connect(f"memory://renewer-{step}"))
         over = acquire(locks, step)
         lease = locks.lock("y", ttl=3).acquire()
         kept.append((step, lease, lease.remaining + time.monotonic()))

@@ -12,8 +12,8 @@ from fencelock.runtime.blocking_wakeup import SocketWakeup
 def test_flood_in_a_thread() -> None:
     """A waiter takes in some rings and goes on."""
     flooded = SimpleNamespace(recv=lambda size: b"x" * size)
-    bell = SocketWakeup(flooded, "name", SocketWakeup.destroy)  # type: ignore[arg-type]
-    assert bell.drain()
+    wakeup = SocketWakeup(flooded, "name", SocketWakeup.destroy)  # type: ignore[arg-type]
+    assert wakeup.drain()
 
 
 def test_flood_in_a_loop() -> None:

@@ -22,7 +22,7 @@ from fencelock.runtime.blocking import BlockingRuntime
 HEADERS = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/B"), (b":authority", b"h" * 300)]
 
 
-class Wire:
+class FakeConnection:
     """Stands for the runtime's connection: it keeps what is sent."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class Wire:
         self.sent = b""
         self._ended = ended
 
-    def tell(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self.sent += data
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class Pair:
     def __init__(self, seed: int = 0, **settings: int) -> None:
         self.rng = random.Random(seed)
         self.ours = EtcdConnection(BlockingRuntime(), "h:1", 0, lambda _: HEADERS)
-        self.wire = Wire(self.ours.ended)
+        self.connection = FakeConnection(self.ours.ended)
         config = h2.config.H2Configuration(client_side=False, header_encoding="utf-8")
         self.server = h2.connection.H2Connection(config)
         self.server.initiate_connection()
@@ -54,13 +54,13 @@ class Pair:
         )
         self.events: list[h2.events.Event] = []
         self.bodies: dict[int, bytes] = {}
-        self.ours.attach(cast("Connection", self.wire))
+        self.ours.attach(cast("Connection", self.connection))
         self.exchange()
 
     def exchange(self) -> None:
         """Deliver what both ends send, until neither has anything left."""
         while True:
-            data, self.wire.sent = self.wire.sent, b""
+            data, self.connection.sent = self.connection.sent, b""
             for event in self.server.receive_data(data) if data else []:
                 self.events.append(event)
                 if isinstance(event, h2.events.DataReceived):
@@ -68,7 +68,7 @@ class Pair:
                     self.bodies[event.stream_id] = self.bodies.get(event.stream_id, b"") + event.data
                     self.server.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             reply = self.server.data_to_send()
-            if not reply and not self.wire.sent:
+            if not reply and not self.connection.sent:
                 return
             while reply:
                 size = self.rng.randint(1, 40)
@@ -205,7 +205,7 @@ def test_reset_or_broken_calls_have_an_unknown_outcome() -> None:
     first, second = pair.request(b"1"), pair.request(b"2")
     pair.server.reset_stream(first.stream, h2.errors.ErrorCodes.INTERNAL_ERROR)
     pair.exchange()
-    pair.wire.close()
+    pair.connection.close()
     for call in (first, second):
         assert call.closed
         with pytest.raises(OutcomeUnknown):

@@ -162,7 +162,7 @@ async def test_ttl_that_the_server_would_stretch_is_refused(own_etcd: Callable[.
 
 
 async def test_ttl_is_rounded_down_to_a_step(url: str, clients: Clients) -> None:
-    """A lease's ttl is the rung at or below what was asked for, and ttls between the same rungs share a session."""
+    """A lease's ttl is rounded down to a step, and ttls between the same two steps share a session."""
     locks = clients.connect(url)
     a = await locks.lock("a", ttl=13.5).acquire()
     b = await locks.lock("b", ttl=14).acquire()
@@ -194,7 +194,7 @@ async def test_cut_connection_is_lost_before_the_next_holder(
 async def test_attempt_without_a_reply_leaves_only_a_tomb(
     etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients
 ) -> None:
-    """An attempt whose answer never comes leaves nothing behind but a tombstone, which goes with its session."""
+    """An attempt without a reply leaves only a mark that it was abandoned, which goes with its session."""
     way = proxy(etcd1)
     near = own_prefix(way.url)
     prefix = prefix_of(near)
@@ -215,7 +215,7 @@ async def test_attempt_without_a_reply_leaves_only_a_tomb(
     async def gone() -> bool:
         return not keys(etcd1, f"{prefix}fencelock/tombs/")
 
-    await eventually(gone, "the tombstone is gone")
+    await eventually(gone, "the mark is gone")
 
 
 async def test_late_attempt_after_the_release_takes_nothing(
@@ -281,7 +281,7 @@ async def test_late_attempt_after_more_than_a_ttl_takes_nothing(
     async def gone() -> bool:
         return not keys(etcd1, f"{prefix}fencelock/tombs/")
 
-    await eventually(gone, "the tombstone goes with its session")
+    await eventually(gone, "the mark goes with its session")
 
 
 async def test_watches_end_with_their_claims(own_etcd: Callable[..., Etcd], clients: Clients) -> None:

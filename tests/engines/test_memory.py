@@ -1,4 +1,4 @@
-"""What is peculiar to the memory engine: stores by name, a clock of its own, tombstones."""
+"""What is peculiar to the memory engine: stores by name, a clock of its own, abandoned claims."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ async def test_flushed_while_held(server: Redis, clients: Clients) -> None:
 
 
 async def test_flushed_while_waiting(server: Redis, clients: Clients) -> None:
-    """Waiters whose places in line were flushed away get the lock all the same, one after the other."""
+    """Waiters whose queue entries were flushed still get the lock, one after the other."""
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=30, renew=False).acquire()
 

@@ -38,7 +38,7 @@ async def test_acquire_on_dead_connections(server: Redis, clients: Clients) -> N
 
 
 async def test_waiter_keeps_its_place(server: Redis, clients: Clients) -> None:
-    """A waiter whose connection is dead finds a new one before its place in line runs out, and is served first."""
+    """A waiter whose connection is dead opens a new one before its queue entry expires, and is served first."""
     near = clients.connect(server.url)
     served: list[str] = []
 

@@ -51,7 +51,7 @@ async def test_names_are_exact(server: Redis, clients: Clients) -> None:
     locks = clients.connect(server.url)
     leases = [await locks.lock(name).acquire() for name in NAMES]
     assert await found(locks) == sorted(NAMES)
-    # A claim in line has keys of other kinds than one that holds: they must not be taken for other names.
+    # A queued claim has other kinds of keys than a holder: they are not names.
     async with background(*(locks.lock(name).acquire() for name in NAMES)) as waiters:
         for name in NAMES:
             await waiting(locks, name)

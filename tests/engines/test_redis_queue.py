@@ -44,7 +44,7 @@ async def test_waiters_do_not_poll(server: Redis, clients: Clients) -> None:
 
 
 async def test_hand_over_wakes_one(server: Redis, clients: Clients) -> None:
-    """A release calls the next in line and nobody else."""
+    """A release wakes the next waiter and no other."""
     locks = clients.connect(server.url, ttl=300)
     lease = await locks.lock("x").acquire()
 
@@ -96,7 +96,7 @@ async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients, w
             await lease.release()
             async with asyncio.timeout(SOON):
                 assert await waiter > lease.token
-    # Those who were killed still stand in line, and are passed over by newcomers too.
+    # The killed waiters are still queued; new claims pass them, too.
     assert len((await locks.inspect("x")).waiters) == 2
     async with asyncio.timeout(SOON):
         assert await take(locks, "x", 30)

@@ -64,7 +64,7 @@ async def test_master_that_becomes_a_replica(own_redis: Own, clients: Clients) -
 
 
 async def test_out_of_memory(own_redis: Own, clients: Clients) -> None:
-    """A full server refuses newcomers; who holds a lock keeps it, and gives it to the next in line all the same."""
+    """A full server refuses new claims; a holder keeps its lock, and its release still grants the next waiter."""
     server = own_redis(settings={"maxmemory-policy": "noeviction"})
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=30).acquire()

@@ -59,7 +59,7 @@ async def test_tls_to_a_server_that_hangs(redis_tls: RedisTls, clients: Clients)
     locks = clients.connect(redis_tls.tls_url)
     lease = await locks.lock("x", ttl=3).acquire()
     redis_tls.pause()
-    with pytest.raises(EngineUnavailable, match=r"no answer within|cannot reach"):  # the keeper may have noticed first
+    with pytest.raises(EngineUnavailable, match=r"no answer within|cannot reach"):  # the renewer may have noticed first
         async with asyncio.timeout(SOON):
             await lease.renew()
     assert await lease.lost.wait(SOON)

@@ -204,7 +204,7 @@ async def test_majority_is_gone(nodes: RedisNodes, locks: LocksView, how: str) -
 
 
 async def test_majority_hangs_while_somebody_waits(nodes: RedisNodes, locks: LocksView) -> None:
-    """Who waits in line is refused about a second after its time when a majority hangs; the undoing takes another."""
+    """A waiter gets its error about a second after its timeout when a majority hangs; the clean-up takes another."""
     async with locks.lock("x", ttl=60):
         waiter = locks.lock("x", timeout=1)
         async with background(waiter.acquire()) as (acquiring,):

@@ -175,7 +175,7 @@ async def test_busy_loop(nodes: Nodes) -> None:
 
 
 async def test_refused_by_most_nodes(nodes: Nodes, clients: Clients) -> None:
-    """Who could not even line up, as too few nodes work, is in line nowhere."""
+    """A waiter that could not enqueue, as too few nodes work, is queued on no node."""
     locks = clients.connect(url_of(nodes))
     for node in nodes[:3]:
         tell(node, "CONFIG", "SET", "maxmemory", "1")

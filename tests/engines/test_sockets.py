@@ -1,4 +1,4 @@
-"""Wires of threads at the edges: ends amid an answer, interrupts, and descriptors that are another's by now."""
+"""Socket connections at the edges: ends within a reply, interrupts, and reused descriptors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MANY_STEPS = 200
 
 
 class Plain:
-    """Dials a server that is asked nothing by the way."""
+    """Opens connections to a server without a handshake."""
 
     def __init__(self, port: int) -> None:
         redis = from_url(f"redis://127.0.0.1:{port}")
@@ -46,7 +46,7 @@ def made() -> Iterator[ExitStack]:
         yield stack
 
 
-def wire_to(port: int, made: ExitStack) -> SocketConnection:
+def connect_to(port: int, made: ExitStack) -> SocketConnection:
     connector: Any = Plain(port)
     connection = SocketConnection(connector, lambda _: True, lambda: None)
     made.callback(connection.close)
@@ -62,7 +62,7 @@ def listener(made: ExitStack) -> socket.socket:
 def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
     """An answer counts, whatever its size, though the server has hung up when it is read."""
     server = listener(made)
-    connection = wire_to(server.getsockname()[1], made)
+    connection = connect_to(server.getsockname()[1], made)
     peer, _ = server.accept()
     words = b"x" * (size - len(b"$%d\r\n\r\n" % size) + (size == 100))
     answers: list[Any] = [NO_REPLY]
@@ -82,10 +82,10 @@ def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
 
 
 def test_request_interrupted_while_it_is_sent(server: Redis, made: ExitStack) -> None:
-    """A wire that was interrupted as it sent is answered afterwards, or closed: nothing is waited for that was not sent."""
+    """A connection that was interrupted while it sent gets its reply later or is closed, and never waits for more."""
     pack, begun = from_url(server.url).pack, time.monotonic()
     for step in range(1, MANY_STEPS):
-        connection = wire_to(server.port, made)
+        connection = connect_to(server.port, made)
         interrupted = interrupted_at(
             step,
             (SocketConnection.post, SocketConnection._use, SocketConnection._send_request),
@@ -107,32 +107,32 @@ def test_descriptor_that_is_anothers(made: ExitStack) -> None:
     """A request on a connection that another thread closes fails at once, although its descriptor number is reused."""
     for _ in range(10):
         server = listener(made)
-        wires = [wire_to(server.getsockname()[1], made) for _ in range(5)]
+        connections = [connect_to(server.getsockname()[1], made) for _ in range(5)]
         quiet: list[socket.socket] = []
 
-        def close(wires: list[SocketConnection] = wires, quiet: list[socket.socket] = quiet) -> None:
+        def close(connections: list[SocketConnection] = connections, quiet: list[socket.socket] = quiet) -> None:
             time.sleep(0.01)
-            for connection in wires:
+            for connection in connections:
                 connection.close()
                 quiet.extend(socket.socketpair())
 
         closer = threading.Thread(target=close)
         closer.start()
         begun = time.monotonic()
-        assert request_all([(connection, b"x") for connection in wires], SOON, lambda _: False) == [NO_REPLY] * 5
+        assert request_all([(connection, b"x") for connection in connections], SOON, lambda _: False) == [NO_REPLY] * 5
         took = time.monotonic() - begun
         closer.join()
         for sock in quiet:
             sock.close()
         assert took < SOON / 2
-        assert all(connection.fileno() == -1 for connection in wires)
+        assert all(connection.fileno() == -1 for connection in connections)
 
 
 @pytest.mark.parametrize("reader_leaves_first", [True, False])
 def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, reader_leaves_first: bool) -> None:
-    """Who sends while another thread reads, whichever is done first, leaves a wire whose descriptor goes with it."""
+    """A thread sends while another reads, in either order; closing the connection closes its descriptor."""
     server = listener(made)
-    connection = wire_to(server.getsockname()[1], made)
+    connection = connect_to(server.getsockname()[1], made)
     peer = made.enter_context(server.accept()[0])
     send = SocketConnection._send
 

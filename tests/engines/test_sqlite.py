@@ -644,7 +644,7 @@ def test_killed_at_any_moment(url: str) -> None:
     connection.close()
 
 
-# ---------------------------------------------------------------------------- bells
+# ---------------------------------------------------------------------------- wake-ups
 
 
 def test_only_the_next_is_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

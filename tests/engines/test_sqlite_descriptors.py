@@ -30,7 +30,7 @@ def exhausted(*_: Any, **__: Any) -> NoReturn:
 
 
 def test_no_descriptor_for_a_wakeup(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who cannot have a doorbell looks now and then, and gets the lock all the same."""
+    """A waiter without a wake-up socket polls, and still gets the lock."""
     monkeypatch.setattr(wakeup, "open_socket", exhausted)
     lease = locks.lock("x").acquire()
     threading.Timer(0.1, lease.release).start()
@@ -38,7 +38,7 @@ def test_no_descriptor_for_a_wakeup(locks: fencelock.Locks, monkeypatch: pytest.
 
 
 def test_no_descriptor_to_send_a_wakeup(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release that cannot wake the next in line is a release nevertheless."""
+    """A release succeeds although it cannot wake the next waiter."""
     lease = locks.lock("x").acquire()
     leases: list[fencelock.Lease] = []
     waiter = threading.Thread(target=lambda: leases.append(locks.lock("x").acquire(timeout=15)))
@@ -61,7 +61,7 @@ def test_no_descriptor_to_create_the_database(tmp_path: Path, monkeypatch: pytes
 
 
 def test_failed_attempts_keep_no_wakeup(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first attempt that fails when it is committed keeps no doorbell."""
+    """A first attempt that fails when it is committed keeps no wake-up socket."""
     lease = locks.lock("x").acquire()
     with monkeypatch.context() as patch:
         patch.setattr(database.Database, "_transact", _refusing(database.Database._transact))
@@ -73,12 +73,12 @@ def test_failed_attempts_keep_no_wakeup(locks: fencelock.Locks, monkeypatch: pyt
 
 
 def _refusing(transact: Any) -> Any:
-    def refuse(self: Any, connection: Any, patience: float, step: Any, *args: Any) -> NoReturn:
+    def refuse(self: Any, connection: Any, timeout: float, step: Any, *args: Any) -> NoReturn:
         def failing(cursor: Any, *args: Any) -> NoReturn:
             step(cursor, *args)
             raise fencelock.EngineUnavailable("the disk is full")
 
-        transact(self, connection, patience, failing, *args)
+        transact(self, connection, timeout, failing, *args)
         raise AssertionError("not reached")
 
     return refuse

@@ -152,7 +152,7 @@ def test_stopped_while_delivering(database: Database, key: str, child: Callable[
     first.send_line()
     second.kill()
     put(database, outbox, ("a", 4))
-    assert first.read_json()[1] == 4  # in line again, and on its turn: neither 2 nor 3 came from it before
+    assert first.read_json()[1] == 4  # it acquired the lock again: it delivered neither 2 nor 3 before
     first.send_line()
     eventually_blocking(lambda: pending(database, outbox) == 0)
 

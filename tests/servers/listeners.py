@@ -30,11 +30,11 @@ def listeners() -> dict[int, int]:
 
 def _ask(family: int) -> Iterator[tuple[int, int]]:
     body = REQUEST.pack(family, socket.IPPROTO_TCP, 0, 1 << TCP_LISTEN)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as wire:
-        wire.settimeout(5.0)
-        wire.send(HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + body)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as sock:
+        sock.settimeout(5.0)
+        sock.send(HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + body)
         while True:
-            answers = wire.recv(1 << 16)
+            answers = sock.recv(1 << 16)
             while answers:
                 length, kind, *_ = HEADER.unpack_from(answers)
                 if kind == NLMSG_DONE:

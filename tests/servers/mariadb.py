@@ -76,9 +76,9 @@ class MariaDB(Server):
         ], program
 
     def _probe(self, timeout: float) -> None:
-        with socket.create_connection((self.host, self.port), timeout) as wire:
-            wire.settimeout(timeout)
-            with wire.makefile("rb") as replies:
+        with socket.create_connection((self.host, self.port), timeout) as sock:
+            sock.settimeout(timeout)
+            with sock.makefile("rb") as replies:
                 header = replies.read(4)
                 greeting = replies.read(int.from_bytes(header[:3], "little"))
         # Version 10 of the protocol; anything else is an error packet or a server that went away.

@@ -85,17 +85,17 @@ class Postgres(Server):
 
     def _probe(self, timeout: float) -> None:
         body = struct.pack(">i", 196608) + b"user\0postgres\0database\0postgres\0\0"
-        with socket.create_connection((self.host, self.port), timeout) as wire:
-            wire.settimeout(timeout)
-            wire.sendall(struct.pack(">i", len(body) + 4) + body)
-            with wire.makefile("rb") as replies:
+        with socket.create_connection((self.host, self.port), timeout) as sock:
+            sock.settimeout(timeout)
+            sock.sendall(struct.pack(">i", len(body) + 4) + body)
+            with sock.makefile("rb") as replies:
                 while (kind := replies.read(1)) != b"Z":
                     (length,) = struct.unpack(">i", replies.read(4))
                     content = replies.read(length - 4)
                     if kind == b"E":
                         raise ConnectionError(content.replace(b"\0", b" ").decode(errors="replace"))
             # Said properly, so that the log has no complaint about a lost client.
-            wire.sendall(b"X\0\0\0\4")
+            sock.sendall(b"X\0\0\0\4")
 
     def _clean_up(self) -> None:
         release_memory(self.data)

@@ -94,13 +94,13 @@ class Link:
             Flow(self, proxy.ways["to_client"], self.server, client),
         )
         self.open_ways = 2
-        self.dialled = self.connected = self.lost = False
+        self.connecting = self.connected = self.lost = False
         for end in (client, self.server):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def dial(self) -> None:
-        self.dialled = True
+    def connect(self) -> None:
+        self.connecting = True
         error = self.server.connect_ex(self.proxy.target)
         if error not in (0, errno.EINPROGRESS):
             raise OSError(error, "the server cannot be reached")
@@ -119,7 +119,7 @@ class Link:
 
     def wanted(self, end: socket.socket) -> int:
         if not self.connected:
-            return selectors.EVENT_WRITE if self.dialled and end is self.server else 0
+            return selectors.EVENT_WRITE if self.connecting and end is self.server else 0
         events = 0
         for flow in self.flows:
             if flow.source is end and flow.reads:
@@ -194,7 +194,7 @@ class Proxy:
             self.links.add(link)
             # Through a broken network no connection comes about: it waits until the network is whole again.
             if not self.broken:
-                self.guard(link, link.dial)
+                self.guard(link, link.connect)
 
     def guard(self, link: Link, step: Any, *args: Any) -> None:
         """Do one step of a link; when an end of it breaks, so does the other."""
@@ -233,8 +233,8 @@ class Proxy:
             # TCP never goes on after a gap, so a connection that lost bytes cannot live.
             if link.lost:
                 link.close(abruptly=True)
-            elif not link.dialled:
-                self.guard(link, link.dial)
+            elif not link.connecting:
+                self.guard(link, link.connect)
         self.listen()
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:

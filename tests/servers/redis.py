@@ -25,14 +25,14 @@ class Redis(Server):
 
     def command(self, *words: str | bytes, timeout: float = 2.0) -> bytes:
         """Send one command over a connection of its own; the first line of the reply, with a bulk string's content."""
-        with socket.create_connection((self.host, self.port), timeout) as wire:
-            wire.settimeout(timeout)
+        with socket.create_connection((self.host, self.port), timeout) as sock:
+            sock.settimeout(timeout)
             password = self.settings.get("requirepass")
-            with wire.makefile("rb") as replies:
+            with sock.makefile("rb") as replies:
                 if password:
-                    wire.sendall(_encode("AUTH", password))
+                    sock.sendall(_encode("AUTH", password))
                     replies.readline()
-                wire.sendall(_encode(*words))
+                sock.sendall(_encode(*words))
                 line = replies.readline().rstrip(b"\r\n")
                 if not line:
                     raise ConnectionError("Redis closed the connection")

@@ -46,11 +46,11 @@ class ZooKeeper(Server):
 
     def ask(self, word: str, *, timeout: float = 2.0) -> str:
         """Send a four-letter word."""
-        with socket.create_connection((self.host, self.port), timeout) as wire:
-            wire.settimeout(timeout)
-            wire.sendall(word.encode())
+        with socket.create_connection((self.host, self.port), timeout) as sock:
+            sock.settimeout(timeout)
+            sock.sendall(word.encode())
             answer = b""
-            while chunk := wire.recv(65536):
+            while chunk := sock.recv(65536):
                 answer += chunk
         return answer.decode()
 

@@ -1,1 +1,1 @@
-"""The core: written once, as coroutines over the world port, for every engine and every colour."""
+"""The core: written once, as coroutines over the runtime port, for all engines and both runtimes."""
