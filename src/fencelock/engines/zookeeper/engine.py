@@ -67,19 +67,19 @@ class ZooKeeperEngine:
             raise
         except FencelockError:
             if queued.node is not None:
-                await queue.remove(claim, queued.session, queued.node, timeout)
+                await queue.remove(claim, queued.session, queued.known_node, timeout)
             queue.forget(queued)
             raise
         if queued.gone or queue.claims.get(claim.id) is not queued:
             # An abandon of this claim, or the end of its session, overtook this attempt.
             if not queued.session.ended:
-                await queue.remove(claim, queued.session, queued.node, timeout)
+                await queue.remove(claim, queued.session, queued.known_node, timeout)
             raise OutcomeUnknown(f"{claim.name!r}: the claim was removed before the reply came")
         grant = await queue.decide(queued, children, watch=enqueue)
         if grant is not None:
             return grant
         if not enqueue:
-            await queue.remove(claim, queued.session, queued.node, timeout)
+            await queue.remove(claim, queued.session, queued.known_node, timeout)
         return Waiting(queued.stored, queued.session.since, engine_state=queued)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
@@ -113,7 +113,7 @@ class ZooKeeperEngine:
             queued.session.expire_claim(claim.id)
             queued.gone = True
             queued.woken.set()
-            await self._queue.remove(claim, queued.session, queued.node, timeout)
+            await self._queue.remove(claim, queued.session, queued.known_node, timeout)
         else:
             if queued is not None:
                 self._queue.forget(queued)
@@ -163,7 +163,7 @@ class ZooKeeperEngine:
             if session.ended or queued.claim.id != grant.claim.id:
                 return False
             session = await self._sessions.any()
-        return await self._queue.remove(grant.claim, session, queued.node, queued.timeout)
+        return await self._queue.remove(grant.claim, session, queued.known_node, queued.timeout)
 
     async def downgrade(self, grant: Grant) -> Grant:
         """Replace the exclusive node by a shared one; the readers behind it are woken and read the queue."""

@@ -33,8 +33,8 @@ class QueuedClaim:
     """A claim of this client: its session, its node, and what it waits for. All its fields change only on its session."""
 
     __slots__ = (
-        "_watched", "claim", "data", "gone", "granted_at_unwritten", "node", "parent", "session", "stored", "token", "waited",
-        "woken",
+        "_watched", "claim", "data", "gone", "granted_at_unwritten", "node", "parent", "replacing", "session", "stored",
+        "token", "waited", "woken",
     )  # fmt: skip
 
     def __init__(self, claim: Claim, session: ZooKeeperSession, parent: str, woken: Event) -> None:
@@ -47,6 +47,8 @@ class QueuedClaim:
         """Set when something that the claim waits for has changed."""
         self.node: str | None = None
         """The node's name; None until ZooKeeper has replied."""
+        self.replacing = False
+        """Whether a downgrade has no reply so far: the node may have its old name or the new one."""
         self.data = ClaimData(0.0, "")
         self.token = 0
         self.gone = False
@@ -56,6 +58,11 @@ class QueuedClaim:
         self.granted_at_unwritten = False
         """Whether the node's data lacks the time of the grant."""
         self._watched: str | None = None
+
+    @property
+    def known_node(self) -> str | None:
+        """The node's name, or None if only the claim's id can find it."""
+        return None if self.replacing else self.node
 
     @property
     def path(self) -> str:
@@ -240,7 +247,9 @@ class Queue:
             data = queued.data._replace(token=queued.token)
             steps = Delete(queued.path, -1), Create(path, data.encode(), session.acl, EPHEMERAL)
             session.let_go(queued.path)  # its deletion is not a loss
+            queued.replacing = True
             replaced, there = await session.request(Multi(steps), GetData(path, None), timeout=queued.timeout)
+            queued.replacing = False
             # After a failure: an earlier request, whose reply was lost, may have replaced the node.
             if there.no_node or there.get()[1].ephemeralOwner != session.id:
                 if not replaced.no_node:
@@ -284,7 +293,7 @@ class Queue:
             session.remove(id)
             return
         queued.gone = True  # first: a waiter that slept past its expiry must not be granted the lock meanwhile
-        await self.remove(queued.claim, session, queued.node, reply_timeout(session.ttl, SHORTEST))
+        await self.remove(queued.claim, session, queued.known_node, reply_timeout(session.ttl, SHORTEST))
         self._on_gone(id)
 
     def session_ended(self, session: ZooKeeperSession) -> None:
