@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol, TypedDict
 from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client
 from fencelock.core.log import WARNING, log
-from fencelock.core.records import VALUE_MAX_BYTES, Record, Records
+from fencelock.core.records import VALUE_MAX_BYTES, Record, records_of
 from fencelock.core.validation import check_seconds
-from fencelock.errors import BuildFailed, FencelockError, GuaranteeUnavailable, InvalidArgument, InvalidType
+from fencelock.errors import BuildFailed, FencelockError, InvalidArgument, InvalidType
 from fencelock.primitives.keys import record_key
 
 MAX_MESSAGE = 1000
@@ -103,7 +103,7 @@ class CachedValues:
     def __init__(self, client: Client[Any], key: str, options: CacheOptions) -> None:
         self._key = key
         self._options = options
-        self._records = records_of(client, key)
+        self._records = records_of(client.engine, f"single_flight({key!r})", key)
         self.name = record_key("cache", key)
         """The key of the record, which is also the name of the builder's lock."""
         self._error_key = record_key("cache-error", key)
@@ -162,19 +162,9 @@ class CachedValues:
         return content
 
 
-def records_of(client: Client[Any], key: str) -> Records:
-    """Return the records of an engine, or raise GuaranteeUnavailable."""
-    records: Records | None = getattr(client.engine, "records", None)
-    if records is None:
-        raise GuaranteeUnavailable(
-            f"{key!r}: {client.engine.traits.engine} has no records, so it shares no values", key
-        )
-    return records
-
-
 async def invalidate(client: Client[Any], key: str) -> None:
     """Remove a value, and keep a builder that has begun before from storing its own."""
-    records, name = records_of(client, key), record_key("cache", key)
+    records, name = records_of(client.engine, f"single_flight({key!r})", key), record_key("cache", key)
     client._check_open(key)
     with attach_name(key):
         while True:
