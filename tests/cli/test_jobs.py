@@ -7,7 +7,8 @@ import signal
 import sqlite3
 from contextlib import closing
 
-from tests.cli.conftest import LONG, UNTIL_TOLD, Cli, eventually
+from tests.cli.conftest import UNTIL_TOLD, Cli
+from tests.support.waiting import LONG, eventually_blocking
 
 APPEND = 'echo "$FENCELOCK_SLOT $FENCELOCK_ATTEMPT $FENCELOCK_TOKEN" >> runs'
 
@@ -45,7 +46,7 @@ def test_once_returns_the_code_and_repeats_failures(cli: Cli) -> None:
 def test_killed_fencelock_kills_its_command(cli: Cli) -> None:
     """If `fencelock once` is killed, so is its command; the slot is abandoned, and a second attempt runs it."""
     holder = cli.start("once", "bill", "monday", "--ttl", "1", "--", "sh", "-c", UNTIL_TOLD)
-    eventually((cli.folder / "held").exists)
+    eventually_blocking((cli.folder / "held").exists)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     assert cli("once", "bill", "monday", "--", "sh", "-c", APPEND).returncode == 0
@@ -55,7 +56,7 @@ def test_killed_fencelock_kills_its_command(cli: Cli) -> None:
         assert cli("once", "bill", "monday", "--attempts", "2", "--", "sh", "-c", APPEND).returncode == 0
         return bool(runs(cli))
 
-    eventually(ran)
+    eventually_blocking(ran)
     assert [run[:2] for run in runs(cli)] == [["monday", "2"]]
 
 
@@ -100,7 +101,7 @@ def test_cron_repeats_a_failed_run(cli: Cli) -> None:
 def test_job_that_is_terminated_is_failed(cli: Cli) -> None:
     """A signal is forwarded to the command, and the run counts as failed."""
     process = cli.start("cron", "report", "--every", "365d", "--within", "400d", "--", "sh", "-c", UNTIL_TOLD)
-    eventually((cli.folder / "held").exists)
+    eventually_blocking((cli.folder / "held").exists)
     process.terminate()
     assert process.wait(LONG) == 128 + signal.SIGTERM
     last = cli.json("jobs", "--json")["jobs"][0]["last"]
@@ -112,7 +113,7 @@ def test_lock_taken_away_during_a_job(cli: Cli) -> None:
     process = cli.start(
         "cron", "report", "--every", "365d", "--within", "400d", "--ttl", "1", "--", "sh", "-c", UNTIL_TOLD
     )
-    eventually((cli.folder / "held").exists)
+    eventually_blocking((cli.folder / "held").exists)
     assert cli("release", "schedule:report", "--force", "--reason", "a test").returncode == 0
     assert process.wait(LONG) == 76
     assert cli.json("jobs", "--json")["jobs"][0]["last"]["outcome"] == "abandoned"
