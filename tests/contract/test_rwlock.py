@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from fencelock import GuaranteeUnavailable, LeaseLost, LockTimeout, LossReason, Mode, NotHeld, WouldDeadlock
+from fencelock.model import Grant
 from tests.contract.engines import EngineCase
 from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
-from tests.contract.runtimes import LeaseView, LocksView
+from tests.contract.runtimes import LeaseView, LocksView, core_of
 from tests.contract.steps import background, renewed, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
 from tests.support.waiting import SOON, eventually
@@ -175,6 +176,23 @@ async def test_downgrade_counts_as_a_renewal(locks: LocksView, ttl_scale: TtlSca
         await renewed(lease, 2)
         await holders(locks, "x", "shared")
     await wait_until_unclaimed(locks, "x")
+
+
+@pytest.mark.shared
+@pytest.mark.client_side
+async def test_downgrade_on_a_session_that_was_not_renewed_moves_no_deadline(locks: LocksView) -> None:
+    """An engine may answer a downgrade with an older time, from which it still counts: the deadline stays."""
+    faulty = Faulty.around(locks)
+    async with locks.rwlock("x", ttl=30).write() as lease:
+        before = core_of(lease).deadline
+        downgrade = faulty.inner.downgrade
+
+        async def downgrade_on_an_old_session(grant: Grant) -> Grant:
+            return (await downgrade(grant))._replace(since=grant.since - 5)
+
+        faulty.inner.downgrade = downgrade_on_an_old_session  # type: ignore[method-assign]
+        await lease.downgrade()
+        assert core_of(lease).deadline == before
 
 
 @pytest.mark.shared

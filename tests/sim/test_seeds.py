@@ -18,7 +18,7 @@ from fencelock.sim.scenario import PRIMITIVES, Scenario, scenarios_of
 ROOT = Path(__file__).resolve().parents[2]
 LOCK_SEEDS = {"memory": 5000, "redis": 1000, "redlock": 5000}
 """On Redis and Redlock every server runs a real Lua; `make torture` plays more seeds."""
-OTHER_SEEDS = {"memory": 400, "redis": 60}
+OTHER_SEEDS = {"memory": 300, "redis": 40}
 LONG_SEEDS = 2000
 OTHERS = [primitive for primitive in PRIMITIVES if primitive != "lock"]
 RUNS = [(engine, "lock", seeds) for engine, seeds in LOCK_SEEDS.items()]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fencelock.api.aio_multi import MultiLock
     from fencelock.api.aio_rate_limit import RateLimit
     from fencelock.core.urls import Database
-    from fencelock.primitives.single_flight import SingleFlightOptions
+    from fencelock.primitives.cached_values import SingleFlightOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -251,7 +251,8 @@ class Locks:
         `error_for`: seconds for which a failed build is remembered: callers in other processes get BuildFailed, and no
         builder tries again. `codec`: has `dumps` and `loads`; json by default. `lease_ttl`: the ttl of the builder's lock.
         """
-        from fencelock.primitives.single_flight import SingleFlight, cache_options
+        from fencelock.primitives.cached_values import cache_options
+        from fencelock.primitives.single_flight import SingleFlight
 
         check_coroutine_function(build, "build")
 
@@ -279,7 +280,7 @@ class Locks:
 
     async def invalidate(self, key: str) -> None:
         """Remove the value of a key. A build that has begun before is not stored."""
-        from fencelock.primitives.single_flight import invalidate
+        from fencelock.primitives.cached_values import invalidate
 
         await invalidate(self._client, key)
 

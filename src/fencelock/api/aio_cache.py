@@ -8,8 +8,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from fencelock.core.client import Client
 from fencelock.core.validation import check_coroutine_function
+from fencelock.primitives.cached_values import SingleFlightOptions, cache_options, invalidate
 from fencelock.primitives.locked import check_template, name_template
-from fencelock.primitives.single_flight import SingleFlight, SingleFlightOptions, cache_options, invalidate
+from fencelock.primitives.single_flight import SingleFlight
 
 T = TypeVar("T")
 P = ParamSpec("P")

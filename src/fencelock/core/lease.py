@@ -43,7 +43,7 @@ class BaseLease(LeaseState):
             held = f"as a {self.mode.value} lease" if self.mode is not Mode.EXCLUSIVE else "by an outer block, too"
             raise NotHeld(f"the lease on {self.name!r} cannot be downgraded: it is held {held}", self.name)
         check_mode(Mode.SHARED, self._client.engine.traits, self.name)
-        writing, sent = self._grant, self._client.runtime.now()
+        writing = self._grant
         with self._client.mutex:
             self._grant = writing.downgraded(writing.since)
             self._downgrading = True
@@ -51,26 +51,29 @@ class BaseLease(LeaseState):
                 self._client.reentrant.pop(self._reentry, None)
                 self._reentry = (self.name, Mode.SHARED, self._reentry[2])
                 self._client.reentrant[self._reentry] = self
-        answer = Renewal.UNKNOWN
+        answer, since = Renewal.UNKNOWN, 0.0
         try:
-            answer = await self._repeat_downgrade()
+            answer, since = await self._send_downgrade()
         finally:
-            self._renewed(answer, sent, self._trouble)
+            self._renewed(answer, max(since, self._engine_end - self.ttl), self._trouble)
             if self._downgrading and not self._over:
                 self._client.renewer.look_at(self._next_look())
         self.check()
 
-    async def _repeat_downgrade(self) -> Renewal:
-        """Send the downgrade; it counts as a renewal."""
+    async def _send_downgrade(self) -> tuple[Renewal, float]:
+        """Send the downgrade, which counts as a renewal; return from when the engine counts the ttl if it was done.
+
+        On a shared session that may be before the request: then the session was not renewed with it.
+        """
         try:
-            await self._client.engine.downgrade(self._grant)
+            grant = await self._client.engine.downgrade(self._grant)
         except NotHeld:
-            return Renewal.LOST
+            return Renewal.LOST, 0.0
         except EngineUnavailable as error:
             self._trouble = str(error)
-            return Renewal.UNKNOWN
+            return Renewal.UNKNOWN, 0.0
         self._downgrading = False
-        return Renewal.RENEWED
+        return Renewal.RENEWED, grant.since
 
     def _reenter(self) -> bool:
         """Count one more holder of the same lease (reentrancy); False if another thread has just released it."""

@@ -221,9 +221,11 @@ class LeaseRenewer:
             self._answered(due, answers, sent, failure)
 
     async def _renew_one(self, lease: BaseLease) -> Renewal:
-        """Renew a lease, or repeat its downgrade, beside others of its batch."""
+        """Renew a lease of a batch in which a downgrade has to be repeated first."""
         if lease._downgrading:
-            return await lease._repeat_downgrade()
+            answer, _ = await lease._send_downgrade()
+            if answer is not Renewal.RENEWED:
+                return answer
         try:
             (answer,) = await self._client.engine.renew([lease._grant])
         except EngineUnavailable:

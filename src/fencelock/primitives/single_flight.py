@@ -7,114 +7,18 @@ cannot overwrite a newer value.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Hashable
-from enum import Enum
-from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
-from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client
 from fencelock.core.clock import Deadline
 from fencelock.core.log import WARNING, log
-from fencelock.core.records import VALUE_MAX_BYTES, Record, Records
-from fencelock.core.validation import check_seconds
-from fencelock.errors import (
-    BuildFailed,
-    FencelockError,
-    GuaranteeUnavailable,
-    InvalidArgument,
-    InvalidType,
-    LockTimeout,
-    WouldDeadlock,
-)
+from fencelock.errors import FencelockError, LockTimeout, WouldDeadlock
 from fencelock.model import Mode
-from fencelock.primitives.keys import record_key
+from fencelock.primitives.cached_values import Cached, CachedValues, CacheOptions
 from fencelock.primitives.lock import LockFactory
 
 T = TypeVar("T")
-
-MAX_MESSAGE = 1000
-INVALIDATED_SECONDS = 3600.0
-"""How long an invalidation keeps a builder that began before it from storing its value."""
-MAX_STALE = 10 * 365 * 86400.0
-
-
-class Codec(Protocol):
-    """Turns values into bytes or text and back: the modules `json` and `pickle`, for example."""
-
-    def dumps(self, value: Any, /) -> bytes | str: ...
-    def loads(self, data: bytes, /) -> Any: ...
-
-
-class Kind(Enum):
-    """What a record says."""
-
-    VALUE = b"v"
-    ERROR = b"e"
-    """The last build failed."""
-    INVALIDATED = b"i"
-
-
-class Cached(NamedTuple):
-    """What a caller reads: a value, fresh or stale; a remembered error; or nothing."""
-
-    record: Record | None
-    value: Any = None
-    has_value: bool = False
-    fresh: bool = False
-    error: BuildFailed | None = None
-
-    @property
-    def version(self) -> int:
-        """What the next write has to name."""
-        return 0 if self.record is None else self.record.version
-
-
-class _Required(TypedDict):
-    ttl: float
-
-
-class SingleFlightOptions(_Required, total=False):
-    """The options of `single_flight` and `cached`; see `Locks.single_flight`."""
-
-    stale: float
-    timeout: float | None
-    error_for: float
-    codec: Codec
-    lease_ttl: float | None
-
-
-class CacheOptions(NamedTuple):
-    """How long values are fresh, how long they are given out while one caller rebuilds them, and how waiting ends."""
-
-    ttl: float
-    stale: float
-    timeout: float | None
-    error_for: float
-    codec: Codec
-    lease_ttl: float | None
-
-
-def cache_options(
-    key: str,
-    *,
-    ttl: object,
-    stale: object = 0.0,
-    timeout: object = None,
-    error_for: object = 1.0,
-    codec: object = json,
-    lease_ttl: float | None = None,
-) -> CacheOptions:
-    """Return checked options, or raise InvalidArgument."""
-    fresh = check_seconds(ttl, "ttl", key, zero=False)
-    old = check_seconds(stale, "stale", key, zero=True)
-    remember = check_seconds(error_for, "error_for", key, zero=True)
-    if fresh is None or old is None or remember is None or old > MAX_STALE:
-        raise InvalidArgument(f"{key!r}: ttl, stale and error_for must be numbers of seconds below ten years", key)
-    if not callable(getattr(codec, "dumps", None)) or not callable(getattr(codec, "loads", None)):
-        raise InvalidType(f"{key!r}: codec must have dumps() and loads(), as json and pickle have", key)
-    waiting = check_seconds(timeout, "timeout", key, zero=True)
-    return CacheOptions(fresh, old, waiting, remember, codec, lease_ttl)  # type: ignore[arg-type]
 
 
 class Flight(Generic[T]):
@@ -138,9 +42,8 @@ class SingleFlight(Generic[T]):
         self.key = key
         self._build = build
         self._options = options
-        self._name = record_key("cache", key)
-        self._error_key = record_key("cache-error", key)
-        self._records = records_of(client, key)
+        self._values = CachedValues(client, key, options)
+        self._name = self._values.name
         self._writer = LockFactory[Any](client, self._name, ttl=options.lease_ttl)
         shared = client.engine.traits.shared
         # Without readers on this engine, waiters queue exclusively: each reads the value and releases.
@@ -149,7 +52,7 @@ class SingleFlight(Generic[T]):
     async def get(self) -> T:
         """Return the value: a fresh one, or a stale one while it is rebuilt in the background, or a new one."""
         self._client._check_open(self.key)
-        found = await self._read()
+        found = await self._values.read()
         if found.fresh or (found.has_value and self._rebuild_in_background()):
             return found.value  # type: ignore[no-any-return]
         return await self._join(rebuild=False)
@@ -230,10 +133,10 @@ class SingleFlight(Generic[T]):
     async def _rebuild_stale(self) -> T:
         lease = await self._writer.try_acquire()
         if lease is None:
-            return (await self._read()).value  # type: ignore[no-any-return]
+            return (await self._values.read()).value  # type: ignore[no-any-return]
         try:
-            found = await self._read()
-            if found.fresh or await self._remembered_error() is not None:
+            found = await self._values.read()
+            if found.fresh or await self._values.read_error() is not None:
                 return found.value  # type: ignore[no-any-return]
             return await self._build_and_store(lease, found)
         finally:
@@ -245,21 +148,21 @@ class SingleFlight(Generic[T]):
         if lease is None and self._reader is not None and not rebuild:
             reading = await self._reader.acquire(self._left(deadline))
             try:
-                found = await self._read()
+                found = await self._values.read()
                 if found.has_value:
                     return found.value  # type: ignore[no-any-return]
-                if (error := await self._remembered_error()) is not None:
+                if (error := await self._values.read_error()) is not None:
                     raise error
             finally:
                 await self._release(reading)
         if lease is None:
             lease = await self._writer.acquire(self._left(deadline))
         try:
-            found = await self._read()
+            found = await self._values.read()
             if not rebuild:
                 if found.fresh:
                     return found.value  # type: ignore[no-any-return]
-                if (error := await self._remembered_error()) is not None:
+                if (error := await self._values.read_error()) is not None:
                     raise error
             return await self._build_and_store(lease, found)
         finally:
@@ -272,91 +175,21 @@ class SingleFlight(Generic[T]):
         """Build under the lease and store the value, unless the lease was lost meanwhile."""
         try:
             value = await self._build()
-            data = self._encode(value)
+            data = self._values.encode(value)
         except Exception as error:
-            await self._remember(error, lease.token)
+            await self._values.store_error(error, lease.token)
             raise
-        ttl = self._options.ttl + self._options.stale
         try:
             lease.check()
-            written = await self._records.write(self._name, data, token=lease.token, ttl=ttl, expect=found.version)
+            newer = await self._values.store(data, lease.token, found.version)
         except FencelockError as error:
             # The caller has its value; only others have to build again.
             log("cache", WARNING, f"the new value of {self.key!r} was not stored: {error}", lock=self.key)
             return value
-        newer = None if written.done else self._decode(written.record)
         return value if newer is None or not newer.has_value else newer.value
-
-    async def _remember(self, error: Exception, token: int) -> None:
-        """Store the failure for those that wait, if the engine can."""
-        seconds = self._options.error_for
-        if not seconds:
-            return
-        content = json.dumps([type(error).__name__, str(error)[:MAX_MESSAGE]]).encode()
-        try:
-            await self._records.write(self._error_key, Kind.ERROR.value + content, token=token, ttl=seconds)
-        except FencelockError as failure:
-            log("cache", WARNING, f"the failed build of {self.key!r} was not recorded: {failure}", lock=self.key)
-
-    async def _remembered_error(self) -> BuildFailed | None:
-        with attach_name(self.key):
-            record = await self._records.read(self._error_key)
-        if record is None:
-            return None
-        kind, message = json.loads(record.value[1:])
-        return BuildFailed(f"{self.key!r} could not be built: {kind}: {message}", self.key, type=kind, message=message)
 
     async def _release(self, lease: Any) -> None:
         try:
             await lease._release()
         except FencelockError as error:
             log("cache", WARNING, str(error), lock=self.key)
-
-    # ------------------------------------------------------------------ records
-
-    async def _read(self) -> Cached:
-        with attach_name(self.key):
-            return self._decode(await self._records.read(self._name))
-
-    def _decode(self, record: Record | None) -> Cached:
-        if record is None or record.value[:1] != Kind.VALUE.value:
-            return Cached(record)
-        header, _, data = record.value[1:].partition(b"\n")
-        # The record outlives its freshness by `stale` seconds, as its writer had it.
-        return Cached(record, self._options.codec.loads(data), True, record.expires_in > float(header))
-
-    def _encode(self, value: T) -> bytes:
-        data = self._options.codec.dumps(value)
-        encoded = data.encode() if isinstance(data, str) else data
-        content = Kind.VALUE.value + f"{self._options.stale!r}\n".encode() + encoded
-        if len(content) > VALUE_MAX_BYTES:
-            raise InvalidArgument(
-                f"{self.key!r}: the value has {len(encoded)} bytes, and at most {VALUE_MAX_BYTES - 100} can be shared; "
-                "cache a reference to it instead",
-                self.key,
-            )
-        return content
-
-
-def records_of(client: Client[Any], key: str) -> Records:
-    """Return the records of an engine, or raise GuaranteeUnavailable."""
-    records: Records | None = getattr(client.engine, "records", None)
-    if records is None:
-        raise GuaranteeUnavailable(
-            f"{key!r}: {client.engine.traits.engine} has no records, so it shares no values", key
-        )
-    return records
-
-
-async def invalidate(client: Client[Any], key: str) -> None:
-    """Remove a value, and keep a builder that has begun before from storing its own."""
-    records, name = records_of(client, key), record_key("cache", key)
-    client._check_open(key)
-    with attach_name(key):
-        while True:
-            record = await records.read(name)
-            token, expect = (0, 0) if record is None else (record.token, record.version)
-            data = Kind.INVALIDATED.value
-            written = await records.write(name, data, token=token, ttl=INVALIDATED_SECONDS, expect=expect)
-            if written.done:
-                return
