@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from fencelock import EngineUnavailable, GuaranteeUnavailable
-from tests.contract.steps import background, renewed, take, waiting
+from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.mysql_server import holder_of, kill, own_database
 from tests.servers.mariadb import MariaDB, unpacked
@@ -55,7 +55,7 @@ async def test_settings(name: str, mariadb: MariaDB, clients: Clients) -> None:
         lease = await locks.lock("a_b%\\'\"", ttl=6).acquire()
         async with background(other.lock("a_b%\\'\"", ttl=6).acquire(60)) as (task,):
             await waiting(locks, "a_b%\\'\"")
-            await renewed(lease)
+            await lease.renew()
             seen = await other.inspect("a_b%\\'\"")
             assert (seen.holders[0].owner, seen.waiters[0].owner) == ("o_o%", "\"it's\\")
             assert await lease.release() is True

@@ -11,7 +11,7 @@ import redis
 from fencelock import ClientClosed, EngineUnavailable, LeaseLost
 from fencelock.core.clock import boottime
 from fencelock.engines.redis.engine import RedisEngine
-from tests.contract.runtimes import LeaseView, LocksView
+from tests.contract.runtimes import LocksView
 from tests.contract.steps import background, is_free, renewed, take, wait_until_free, waiting
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
@@ -140,9 +140,9 @@ async def test_loss_in_an_outage(own_redis: Callable[..., Redis], clients: Clien
     locks = clients.connect(server.url)
     early = await locks.lock("early", ttl=1, renew=False).acquire()
     lease = await locks.lock("x", ttl=3).acquire()
-    await eventually(lambda: _is_lost(early), "the first is over")
+    await eventually(early.lost.is_set, "the first is over")
     server.kill()
-    await eventually(lambda: _is_lost(lease), "the second is over")
+    await eventually(lease.lost.is_set, "the second is over")
     with pytest.raises(
         LeaseLost, match=rf"before it could be renewed \(cannot reach Redis at {server.address}: Error 111"
     ):
@@ -151,10 +151,6 @@ async def test_loss_in_an_outage(own_redis: Callable[..., Redis], clients: Clien
         early.check()
     with pytest.raises(EngineUnavailable, match=rf"^'y': cannot reach Redis at {server.address}"):
         await locks.lock("y").acquire()
-
-
-async def _is_lost(lease: LeaseView) -> bool:
-    return lease.lost.is_set()
 
 
 async def test_timeout_of_a_waiter_whose_server_dies(own_redis: Callable[..., Redis], clients: Clients) -> None:
