@@ -26,6 +26,8 @@ PARTS = {
     "postgres-contended": 3,
     "mysql-pairs": 30,
     "mysql-contended": 3,
+    "primitives": 20,
+    "limits-and-caches": 20,
     "fences": 20,
 }
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from fencelock.core.client import Client
 from fencelock.core.clock import Deadline
 from fencelock.core.log import WARNING, log
+from fencelock.core.validation import check_ttl
 from fencelock.errors import FencelockError, LockTimeout, WouldDeadlock
 from fencelock.model import Mode
 from fencelock.primitives.cached_values import Cached, CachedValues, CacheOptions
@@ -44,10 +45,20 @@ class SingleFlight(Generic[T]):
         self._options = options
         self._values = CachedValues(client, key, options)
         self._name = self._values.name
-        self._writer = LockFactory[Any](client, self._name, ttl=options.lease_ttl)
-        shared = client.engine.traits.shared
-        # Without readers on this engine, waiters queue exclusively: each reads the value and releases.
-        self._reader = LockFactory[Any](client, self._name, Mode.SHARED, ttl=options.lease_ttl) if shared else None
+        if options.lease_ttl is not None:
+            check_ttl(options.lease_ttl, client.engine.traits, key)
+
+    @property
+    def _writer(self) -> LockFactory[Any]:
+        """The builder's lock. It is made when it is needed: most calls only read a fresh value."""
+        return LockFactory(self._client, self._name, ttl=self._options.lease_ttl)
+
+    @property
+    def _reader(self) -> LockFactory[Any] | None:
+        """The lock of those that wait. Without readers on this engine they queue exclusively, read and release."""
+        if not self._client.engine.traits.shared:
+            return None
+        return LockFactory(self._client, self._name, Mode.SHARED, ttl=self._options.lease_ttl)
 
     async def get(self) -> T:
         """Return the value: a fresh one, or a stale one while it is rebuilt in the background, or a new one."""
@@ -145,8 +156,8 @@ class SingleFlight(Generic[T]):
     async def _obtain(self, deadline: Deadline, *, rebuild: bool) -> T:
         """Build the value, or wait for another process that does."""
         lease = await self._writer.try_acquire()
-        if lease is None and self._reader is not None and not rebuild:
-            reading = await self._reader.acquire(self._left(deadline))
+        if lease is None and not rebuild and (reader := self._reader) is not None:
+            reading = await reader.acquire(self._left(deadline))
             try:
                 found = await self._values.read()
                 if found.has_value:
