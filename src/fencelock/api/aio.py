@@ -249,14 +249,15 @@ class Locks:
         `ttl`: seconds for which a value is fresh. `stale`: seconds after that for which callers get the old value at once,
         while one of them rebuilds it in the background. `timeout`: seconds to wait for another builder; then LockTimeout.
         `error_for`: seconds for which a failed build is remembered: callers in other processes get BuildFailed, and no
-        builder tries again. `codec`: has `dumps` and `loads`; json by default. `lease_ttl`: the ttl of the builder's lock.
+        builder tries again. `codec`: has `dumps` and `loads`; json by default: every caller gets what
+        `loads` returns, the builder, too. `lease_ttl`: the ttl of the builder's lock.
         """
         from fencelock.primitives.cached_values import cache_options
         from fencelock.primitives.single_flight import SingleFlight
 
         check_coroutine_function(build, "build")
 
-        return await SingleFlight(self._client, key, build, cache_options(key, **options)).get()
+        return await SingleFlight(self._client, key, build, cache_options("single_flight", key, options)).get()
 
     def cached(
         self, key: str, **options: Unpack[SingleFlightOptions]

@@ -247,7 +247,8 @@ class Locks:
         `ttl`: seconds for which a value is fresh. `stale`: seconds after that for which callers get the old value at once,
         while one of them rebuilds it in the background. `timeout`: seconds to wait for another builder; then LockTimeout.
         `error_for`: seconds for which a failed build is remembered: callers in other processes get BuildFailed, and no
-        builder tries again. `codec`: has `dumps` and `loads`; json by default. `lease_ttl`: the ttl of the builder's lock.
+        builder tries again. `codec`: has `dumps` and `loads`; json by default: every caller gets what
+        `loads` returns, the builder, too. `lease_ttl`: the ttl of the builder's lock.
         """
         from fencelock.primitives.cached_values import cache_options
         from fencelock.primitives.single_flight import SingleFlight
@@ -257,7 +258,7 @@ class Locks:
         async def build_here() -> T:
             return build()
 
-        return run_sync(SingleFlight(self._client, key, build_here, cache_options(key, **options)).get())
+        return run_sync(SingleFlight(self._client, key, build_here, cache_options("single_flight", key, options)).get())
 
     def cached(
         self, key: str, **options: Unpack[SingleFlightOptions]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from fencelock.errors import InvalidType
 
@@ -26,8 +26,18 @@ def no_attribute(attribute: str) -> AttributeError:
     return AttributeError(f"a fencelock Lock has no attribute {attribute!r}{'' if advice is None else f': {advice}'}")
 
 
-def no_keyword(function: str, given: Iterable[str]) -> InvalidType:
-    """Return the error for a keyword argument that a function does not have."""
+def check_keywords(function: str, given: Mapping[str, object], known: Collection[str]) -> None:
+    """Raise InvalidType for a keyword argument that a function does not have."""
+    if unknown := [keyword for keyword in given if keyword not in known]:
+        raise no_keyword(function, unknown, known)
+
+
+def no_keyword(function: str, given: Iterable[str], known: Iterable[str] = ()) -> InvalidType:
+    """Return the error for a keyword argument that a function does not have: what to write instead, if that is clear."""
+    from difflib import get_close_matches  # slow, and only a mistake needs it
+
     keyword = next(iter(given))
     advice = KEYWORDS.get(keyword)
+    if advice is None and (close := get_close_matches(keyword, known, 1)):
+        advice = f"did you mean {close[0]!r}?"
     return InvalidType(f"{function}() has no argument {keyword!r}{'' if advice is None else f': {advice}'}")

@@ -176,6 +176,7 @@ class SingleFlight(Generic[T]):
         try:
             value = await self._build()
             data = self._values.encode(value)
+            value = self._values.value_of(data)  # a tuple is a list for the builder, too
         except Exception as error:
             await self._values.store_error(error, lease.token)
             raise
