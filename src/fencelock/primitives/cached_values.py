@@ -78,7 +78,7 @@ class CacheOptions(NamedTuple):
 
 def cache_options(function: str, key: str, options: SingleFlightOptions) -> CacheOptions:
     """Return the checked options of `single_flight` or `cached`, or raise InvalidArgument."""
-    check_keywords(function, options, CacheOptions._fields)
+    check_keywords(function, options)
     if "ttl" not in options:
         raise InvalidType(f"{function}() needs ttl=, the seconds for which a value is fresh, as in ttl=60", key)
     given = CacheOptions(**options)
