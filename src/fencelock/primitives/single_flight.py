@@ -187,7 +187,7 @@ class SingleFlight(Generic[T]):
             # The caller has its value; only others have to build again.
             log("cache", WARNING, f"the new value of {self.key!r} was not stored: {error}", lock=self.key)
             return value
-        return value if newer is None or not newer.has_value else newer.value
+        return value if newer is None or not newer.has_value else newer.value  # type: ignore[no-any-return]
 
     async def _release(self, lease: Any) -> None:
         try:
