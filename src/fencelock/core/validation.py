@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fencelock.core import log as logging
+from fencelock.core import log as log_module
 from fencelock.core.log import WARNING, log
 from fencelock.errors import GuaranteeUnavailable, InvalidArgument, InvalidName, InvalidTTL, InvalidType
 from fencelock.model import CORRECT, Mode, Traits
@@ -79,7 +79,7 @@ def check_timeout(timeout: object, name: str) -> float | None:
     """Return a timeout, or None to wait for ever; raise InvalidArgument. One above an hour is logged, once per process."""
     global _warned_long_timeout
     seconds = check_seconds(timeout, "timeout", name, zero=True)
-    if seconds is not None and seconds > LONG_TTL and not _warned_long_timeout and logging.sink is None:
+    if seconds is not None and seconds > LONG_TTL and not _warned_long_timeout and log_module.sink is None:
         # Not on the command line, where times have units.
         _warned_long_timeout = True
         message = f"{name!r}: timeout is in seconds: {seconds:g} is {seconds / 3600:.1f} hours"
