@@ -119,7 +119,11 @@ class AsyncioRuntime:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run it as a task."""
-        self._keep(self._own_loop().create_task(work, name=name))
+        try:
+            self._keep(self._own_loop().create_task(work, name=name))
+        except BaseException:
+            work.close()  # the loop is closed, or another one: Python would warn that nobody awaited it
+            raise
 
     async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run it as a task of its own."""
