@@ -368,7 +368,7 @@ async def test_reentrancy_is_per_mode(locks: LocksView) -> None:
             assert inner.id == outer.id
         outer.check()
         assert await rw.write().try_acquire() is None
-        with pytest.raises(WouldDeadlock):
+        with pytest.raises(WouldDeadlock, match=r"cannot be upgraded: release it, acquire write\(\), and read again"):
             await rw.write().acquire()
     async with rw.write() as outer:
         async with rw.write() as inner:

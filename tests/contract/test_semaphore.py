@@ -93,7 +93,7 @@ async def test_permits_inside_permits(locks: LocksView) -> None:
     async with semaphore as one, semaphore as two:
         assert one.id != two.id
         assert await semaphore.try_acquire() is None
-        with pytest.raises(LockTimeout):
+        with pytest.raises(LockTimeout, match=r"and 1 other$"):
             await semaphore.acquire(timeout=0.05)
         one.check()
         two.check()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fencelock import BuildFailed, InvalidArgument, InvalidType, LockTimeout, WouldDeadlock
+from fencelock import BuildFailed, InvalidArgument, InvalidName, InvalidType, LockTimeout, WouldDeadlock
 from fencelock.errors import EngineUnavailable
 from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
@@ -265,11 +265,23 @@ async def test_values_that_cannot_be_shared(locks: LocksView) -> None:
     """A value that is too large or cannot be encoded raises a clear error, and nothing is stored."""
     with pytest.raises(InvalidArgument, match="300002 bytes"):
         await get(locks, Builder(locks, "x" * 300_000), error_for=0)
-    with pytest.raises(TypeError):
+    with pytest.raises(
+        InvalidType, match=r"^'k': the codec cannot encode a value of type object: .*pass codec="
+    ) as info:
         await get(locks, Builder(locks, object()), error_for=0)
+    assert type(info.value.__cause__) is TypeError
     assert await get(locks, Builder(locks, "small")) == "small"
     assert await get(locks, Builder(locks, {1, 2}), "set", codec=pickle) == {1, 2}
     assert await get(locks, Builder(locks), "set", codec=pickle) == {1, 2}
+
+
+@pytest.mark.client_side
+async def test_builder_gets_the_decoded_value(locks: LocksView) -> None:
+    """The builder gets what the codec makes of its value, as every later caller does."""
+    builder = Builder(locks, {"pair": (1, 2), 3: None})
+    for _ in range(2):
+        assert await get(locks, builder) == {"pair": [1, 2], "3": None}
+    assert builder.calls == 1
 
 
 @pytest.mark.client_side
@@ -302,6 +314,26 @@ async def test_cached_function(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
+async def test_cached_function_whose_key_uses_no_parameter(locks: LocksView) -> None:
+    """A key without parameters would give every call the same value: it is refused, except for methods without parameters."""
+    cached = locks.raw.cached
+
+    def plain(day: str, *, limit: int = 1) -> None: ...
+    async def awaited(day: str, *, limit: int = 1) -> None: ...
+    def plain_method(self: object) -> None: ...
+    async def awaited_method(self: object) -> None: ...
+
+    is_aio = inspect.iscoroutinefunction(locks.raw.close)
+    function, method = (awaited, awaited_method) if is_aio else (plain, plain_method)
+    with pytest.raises(InvalidName, match=r'uses none of its parameters \(day, limit\), .* "same:\{day\}"$'):
+        cached("same", ttl=60)(function)
+    cached("same:{limit}", ttl=60)(function)
+    cached("same", ttl=60)(method)
+    with pytest.raises(InvalidType, match=rf'write @locks.cached\("{function.__name__}:\{{id\}}", ttl=60\)$'):
+        cached(function)
+
+
+@pytest.mark.client_side
 async def test_engine_down(factory: ClientFactory) -> None:
     """If the engine cannot be asked who builds, nothing is built."""
     locks = factory.connect()
@@ -323,6 +355,14 @@ async def test_bad_arguments(locks: LocksView) -> None:
     for bad in ({"ttl": 0}, {"ttl": 60, "stale": -1}, {"ttl": None}, {"ttl": 60, "error_for": -1}):
         with pytest.raises(InvalidArgument):
             await get(locks, builder, **bad)
+    with pytest.raises(InvalidType, match=r"^single_flight\(\) needs ttl="):
+        await call(locks.raw.single_flight, "k", builder.function)
+    with pytest.raises(InvalidType, match=r"^single_flight\(\) has no argument 'stael': did you mean 'stale'\?"):
+        await get(locks, builder, stael=1)
+    with pytest.raises(InvalidType, match=r"^cached\(\) needs ttl="):
+        locks.raw.cached("k")(builder.function)
+    with pytest.raises(InvalidType, match=r"^cached\(\) has no argument 'tll': did you mean 'ttl'\?"):
+        locks.raw.cached("k", tll=60)(builder.function)
     with pytest.raises(InvalidType, match="codec"):
         await get(locks, builder, codec=object())
     wrong: Any = (lambda: 1) if builder.awaited else builder._await

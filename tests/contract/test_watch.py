@@ -141,7 +141,7 @@ async def test_watch_checks_its_arguments(locks: LocksView) -> None:
 async def test_assert_held(factory: ClientFactory, locks: LocksView) -> None:
     """It passes while this very client holds the name, however it was acquired, and raises NotHeld before and after."""
     other = factory.connect()
-    with pytest.raises(NotHeld, match="'x'") as caught:
+    with pytest.raises(NotHeld, match="does not hold 'x', and") as caught:
         locks.assert_held("x")
     assert caught.value.name == "x"
     async with locks.lock("x") as lease:

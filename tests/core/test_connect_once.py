@@ -7,7 +7,9 @@ from math import inf
 
 import pytest
 
-from fencelock.core.connect_once import ConnectOnce
+import fencelock
+from fencelock import aio
+from fencelock.core.connect_once import ConnectOnce, unreachable_hint
 from fencelock.errors import EngineUnavailable
 from fencelock.runtime.asyncio import AsyncioRuntime
 
@@ -72,3 +74,23 @@ async def test_caller_with_a_short_timeout_does_not_wait_for_the_shared_connect(
     with pytest.raises(asyncio.CancelledError):
         await first
     assert await connector.link() == "link 2", "the cancelled one left the others waiting"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "etcd", "zookeeper", "mysql", "postgresql"])
+async def test_closed_port_says_what_to_check(scheme: str) -> None:
+    """The error for a closed port says what to look at, in both APIs."""
+    url = f"{scheme}://127.0.0.1:1{'/db' if scheme in ('mysql', 'postgresql') else ''}"
+    expected = r"(?i)is the server running"
+    with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=expected):
+        await asyncio.to_thread(locks.lock("x", timeout=0).acquire)
+    async with aio.connect(url) as aio_locks:
+        with pytest.raises(EngineUnavailable, match=expected):
+            await aio_locks.lock("x", timeout=0).acquire()
+
+
+def test_hint_for_an_unknown_host() -> None:
+    """An unknown host gets the hint as well; a server that replied does not."""
+    for words in ("[Errno -2] Name or service not known", "[Errno -3] Temporary failure in name resolution"):
+        assert unreachable_hint(words) == "; is the server running there? Check host and port in the URL"
+    for words in ("Is the server running on that host? Connection refused", "WRONGPASS", "[Errno 104] reset by peer"):
+        assert unreachable_hint(words) == ""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from functools import partial
+from typing import Any, get_type_hints
 
 import pytest
 
 import fencelock
-from fencelock import InvalidType, aio
+from fencelock import InvalidType, Locks, aio
+from fencelock.primitives.cached_values import SingleFlightOptions
+from fencelock.primitives.habits import OPTIONS
+from fencelock.primitives.lock import LockOptions, SharedOptions
 
 CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], ids=["blocking", "asyncio"])
 
@@ -18,6 +23,8 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
     [
         ("release", r"lease\.release\(\)"),
         ("locked", r"locks\.inspect\(name\)\.holders"),
+        ("is_locked", r"locks\.inspect\(name\)\.holders"),
+        ("is_acquired", r"lease\.lost"),
         ("owned", r"lease\.lost"),
         ("extend", r"lease\.renew\(\)"),
         ("reacquire", r"lease\.renew\(\)"),
@@ -49,3 +56,57 @@ async def test_arguments_of_redis_py(connect: Any) -> None:
     ):
         with pytest.raises(InvalidType, match=rf"^acquire\(\) has no argument {words}"):
             await locks.lock("x").acquire(**keywords)
+        with pytest.raises(InvalidType, match=rf"^acquire\(\) has no argument {words}"):
+            await locks.multi("x", "y").acquire(**keywords)
+
+
+def primitives(locks: Any) -> dict[str, Any]:
+    """Return the functions that take options, each with its other arguments."""
+    return {
+        "lock": partial(locks.lock, "x"),
+        "locked": partial(locks.locked, "x"),
+        "rwlock": partial(locks.rwlock, "x"),
+        "semaphore": partial(locks.semaphore, "x", 2),
+        "multi": partial(locks.multi, "x", "y"),
+        "election": partial(locks.election, "x"),
+        "rate_limit": partial(locks.rate_limit, "x", 10),
+    }
+
+
+@CONNECT
+def test_keywords_of_other_libraries(connect: Any) -> None:
+    """Every function that takes options answers a keyword of another library with what to write here."""
+    for function, make in primitives(connect("memory://habits")).items():
+        for keyword in ("blocking_timeout", "blocking", "sleep", "thread_local", "expire"):
+            with pytest.raises(InvalidType, match=rf"^{function}\(\) has no argument '{keyword}': \w"):
+                make(**{keyword: 1})
+        with pytest.raises(InvalidType, match=rf"^{function}\(\) .*: give it to connect\(…, on_lost=f\)$"):
+            make(on_lost=print)
+    with pytest.raises(
+        InvalidType, match=r"^connect\(\) has no argument 'timeout': give it to each lock, as in lock\(name, "
+    ):
+        connect("memory://habits", timeout=5)
+    with pytest.raises(InvalidType, match=r"^connect\(\) has no argument 'blocking_timeout': timeout="):
+        connect("memory://habits", blocking_timeout=5)
+
+
+@CONNECT
+def test_misspelt_keywords(connect: Any) -> None:
+    """A misspelt keyword is answered with the one that was meant."""
+    for function, make in primitives(connect("memory://habits")).items():
+        wrong, right = ("brust", "burst") if function == "rate_limit" else ("time_out", "timeout")
+        with pytest.raises(InvalidType, match=rf"^{function}\(\) has no argument '{wrong}': did you mean '{right}'\?$"):
+            make(**{wrong: 1})
+    with pytest.raises(InvalidType, match=r"did you mean 'namespace'\?$"):
+        connect("memory://habits", name_space="x")
+
+
+def test_known_keywords_are_those_of_the_functions() -> None:
+    """The lists of keywords are complete: a new option has to be added there."""
+    shared, lock, cache = (set(get_type_hints(kind)) for kind in (SharedOptions, LockOptions, SingleFlightOptions))
+    named = {"rwlock": lock, "locked": lock, "semaphore": shared, "cached": cache, "single_flight": cache}
+    named |= {"multi": shared | {"read", "write"}, "election": shared | {"value"}, "acquire": {"timeout"}}
+    for name, function in (("lock", Locks.lock), ("rate_limit", Locks.rate_limit), ("connect", fencelock.connect)):
+        parameters = inspect.signature(function).parameters.values()
+        named[name] = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    assert {function: set(options) for function, options in OPTIONS.items()} == named

@@ -46,6 +46,22 @@ def test_ttl_above_one_hour_logs_one_warning(
     assert caplog.messages[1].startswith("ttl is in seconds: 7200 is 2.0 hours")
 
 
+@pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], ids=["blocking", "asyncio"])
+def test_timeout_above_one_hour_logs_one_warning(
+    connect: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A timeout that was probably meant in milliseconds is logged once, with the lock's name."""
+    monkeypatch.setattr(validation, "_warned_long_timeout", False)
+    locks = connect("memory://long-timeout")
+    locks.lock("x", timeout=3600)
+    assert caplog.records == []
+    locks.lock("x", timeout=30000)
+    locks.multi("x", "y", timeout=30000)
+    (warning,) = caplog.records
+    assert warning.name == "fencelock.client"
+    assert warning.getMessage().startswith("'x': timeout is in seconds: 30000 is 8.3 hours")
+
+
 def test_name_is_returned_as_it_is() -> None:
     """A good name is the very same string afterwards: no copy, no normal form."""
     for name in ("x", "e\u0301", "é", " x ", "X" * 1024):

@@ -340,7 +340,7 @@ async def test_same_server_twice(nodes: RedisNodes, clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (1, "1 nodes survives the loss of 0; 3 nodes would survive 1"),
+        (1, "1 node survives the loss of 0; 3 nodes would survive 1"),
         (2, "2 nodes survives the loss of 0; 3 nodes would survive 1"),
         (4, "4 nodes survives the loss of 1; 5 nodes would survive 2"),
     ],

@@ -152,6 +152,9 @@ def test_a_lease_without_a_name_needs_a_resource(fence: Fence) -> None:
             step(SimpleNamespace(token=34, id="a"))
         with pytest.raises(TypeError, match=r"not str: the lease comes before the resource"):
             step("order:42", SimpleNamespace(token=34, id="a"))
+        with fencelock.connect("memory://group") as locks, locks.multi("a", "b") as group:
+            with pytest.raises(TypeError, match=r'not Group: .* pass group\["name"\]$'):
+                step(group)
     fence.enter(SimpleNamespace(token=34, id="a"), "order:42")
 
 

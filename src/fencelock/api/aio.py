@@ -20,7 +20,7 @@ from fencelock.core.validation import (
 )
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.model import LossReason, Mode, Snapshot, Traits
-from fencelock.primitives.habits import no_keyword
+from fencelock.primitives.habits import check_keywords, no_keyword
 from fencelock.primitives.lock import LockFactory, LockOptions, SharedOptions
 from fencelock.primitives.locked import check_template, name_template
 from fencelock.runtime.asyncio import AsyncioRuntime
@@ -101,6 +101,7 @@ class Locks:
 
     def rwlock(self, name: str, **options: Unpack[LockOptions]) -> RWLock:
         """Return a reader-writer lock: many readers or one writer, first come, first served. The options are `lock`'s."""
+        check_keywords("rwlock", options)
         return RWLock(
             Lock(LockFactory(self._client, name, Mode.SHARED, **options)),
             Lock(LockFactory(self._client, name, Mode.EXCLUSIVE, **options)),
@@ -111,6 +112,7 @@ class Locks:
 
         Contenders with different limits respect their own; that is logged once and shown by `inspect`.
         """
+        check_keywords("semaphore", options)
         return Lock(LockFactory(self._client, name, Mode.PERMIT, check_limit(limit, check_name(name)), **options))
 
     def multi(
@@ -124,6 +126,7 @@ class Locks:
         from fencelock.api.aio_multi import Group, MultiLock
         from fencelock.primitives.multi import MultiLockFactory, modes_of
 
+        check_keywords("multi", options)
         return MultiLock(MultiLockFactory(self._client, Group, modes_of(names, read, write), **options))
 
     def election(self, name: str, *, value: str = "", **options: Unpack[SharedOptions]) -> Election:
@@ -131,6 +134,7 @@ class Locks:
         from fencelock.api.aio_election import Election
         from fencelock.primitives.election import ElectionFactory
 
+        check_keywords("election", options)
         return Election(ElectionFactory(self._client, name, value, **options))
 
     def once(
@@ -221,6 +225,7 @@ class Locks:
         per: float = 1.0,
         burst: int = 1,
         on_error: Literal["raise", "allow"] = "raise",
+        **unknown: Never,
     ) -> RateLimit:
         """Return a rate limit for the whole fleet: `n` calls per `per` seconds, evenly, and `burst` of them at once.
 
@@ -230,6 +235,8 @@ class Locks:
         from fencelock.api.aio_rate_limit import RateLimit
         from fencelock.primitives.rate_limit import RateLimitFactory, make_limit
 
+        if unknown:
+            raise no_keyword("rate_limit", unknown)
         return RateLimit(RateLimitFactory(self._client, [make_limit(name, n, per, burst)], on_error))
 
     def rate_limits(self, *limits: RateLimit) -> RateLimit:
@@ -249,14 +256,15 @@ class Locks:
         `ttl`: seconds for which a value is fresh. `stale`: seconds after that for which callers get the old value at once,
         while one of them rebuilds it in the background. `timeout`: seconds to wait for another builder; then LockTimeout.
         `error_for`: seconds for which a failed build is remembered: callers in other processes get BuildFailed, and no
-        builder tries again. `codec`: has `dumps` and `loads`; json by default. `lease_ttl`: the ttl of the builder's lock.
+        builder tries again. `codec`: has `dumps` and `loads`; json by default: every caller gets what
+        `loads` returns, the builder, too. `lease_ttl`: the ttl of the builder's lock.
         """
         from fencelock.primitives.cached_values import cache_options
         from fencelock.primitives.single_flight import SingleFlight
 
         check_coroutine_function(build, "build")
 
-        return await SingleFlight(self._client, key, build, cache_options(key, **options)).get()
+        return await SingleFlight(self._client, key, build, cache_options("single_flight", key, options)).get()
 
     def cached(
         self, key: str, **options: Unpack[SingleFlightOptions]
@@ -301,6 +309,7 @@ class Locks:
         ['report:monday']
         """
         check_template(name)
+        check_keywords("locked", options)
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
             name_of = name_template(name, function, awaited=True)
@@ -364,6 +373,7 @@ def connect(
     ttl: float = 30.0,
     owner: str | None = None,
     on_lost: Callable[[Lease, LossReason], object] | None = None,
+    **unknown: Never,
 ) -> Locks:
     """Return a client for the engine that the URL names. It connects on first use.
 
@@ -381,6 +391,8 @@ def connect(
     >>> asyncio.run(main())
     'worker-1'
     """
+    if unknown:
+        raise no_keyword("connect", unknown)
     check_callback(on_lost)
     target = resolve(url)
     runtime = AsyncioRuntime()

@@ -42,7 +42,7 @@ class CachedFunction(Generic[P, T]):
         self._client = client
         self._function = function
         self._key_of = name_template(template, function, awaited=True, decorator="cached")
-        self._options = cache_options(template, **options)
+        self._options = cache_options("cached", template, options)
         update_wrapper(self, function)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:

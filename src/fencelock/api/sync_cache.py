@@ -37,7 +37,7 @@ class CachedFunction(Generic[P, T]):
         self._client = client
         self._function = function
         self._key_of = name_template(template, function, awaited=False, decorator="cached")
-        self._options = cache_options(template, **options)
+        self._options = cache_options("cached", template, options)
         update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import NoReturn
+from typing import Never, NoReturn
 
 from fencelock.api.sync_lock import Lease, Lost
 from fencelock.core.group import BaseGroup
+from fencelock.primitives.habits import no_keyword
 from fencelock.primitives.lock import UNSET, Unset
 from fencelock.primitives.multi import MultiLockFactory
 from fencelock.runtime.blocking import run_sync
@@ -70,8 +71,10 @@ class MultiLock:
         """The names, in the order in which they are acquired."""
         return self._factory.names
 
-    def acquire(self, timeout: float | Unset | None = UNSET) -> Group:
+    def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Group:
         """Wait for all locks; raise LockTimeout with the name that was not free in time. Nothing is held then."""
+        if unknown:
+            raise no_keyword("acquire", unknown)
         return run_sync(self._factory.acquire(timeout))
 
     def try_acquire(self) -> Group | None:

@@ -136,9 +136,12 @@ class Client(Generic[L]):
     def check_deadlock(self, name: str, mode: Mode) -> None:
         """Raise WouldDeadlock if this thread or task would wait for itself."""
         if self.would_deadlock(name, mode):
+            held = self.entered.get((name, self.runtime.current_task()))
+            advice = "leave that block first, or use reentrant=True in both places if they need the same mode"
+            if held is not None and held.mode is Mode.SHARED and mode is Mode.EXCLUSIVE:
+                advice = "a read lease cannot be upgraded: release it, acquire write(), and read again"
             raise WouldDeadlock(
-                f"this thread or task is inside a with block that holds {name!r} and would wait for itself; leave that "
-                "block first, or use reentrant=True in both places if they need the same mode",
+                f"this thread or task is inside a with block that holds {name!r} and would wait for itself; {advice}",
                 name,
             )
 
@@ -148,8 +151,8 @@ class Client(Generic[L]):
         wanted = {Mode.EXCLUSIVE, Mode.SHARED} if mode is Mode.SHARED else {mode}
         held = [lease.mode for lease in self.renewer.leases() if lease.name == name and not lease.is_lost()]
         if wanted.isdisjoint(held):
-            how = f"only as a {held[0].value} lease" if held else "not"
-            raise NotHeld(f"this client ({self.owner}) holds {name!r} {how}, and this code needs it {mode.value}", name)
+            how = f"holds {name!r} only as a {held[0].value} lease" if held else f"does not hold {name!r}"
+            raise NotHeld(f"this client ({self.owner}) {how}, and this code needs it {mode.value}", name)
 
     async def lock_timeout(self, name: str, timeout: float, since: float) -> LockTimeout:
         """Return the error for a lock that was not free in time: it names the holder if the engine can do that soon."""
@@ -157,8 +160,15 @@ class Client(Generic[L]):
         if (left := since + timeout + MIN_REPLY_TIMEOUT - self.runtime.now()) > 0:
             with suppress(FencelockError, TimeoutError):
                 holders = (await self.runtime.in_background(self.engine.inspect(name), left)).holders
-        who = f"it is held by {_describe(holders)}" if holders else f"ask inspect({name!r}) who holds it"
+        who = f"it is held by {self._describe(name, holders)}" if holders else f"ask inspect({name!r}) who holds it"
         return LockTimeout(f"{name!r} was not free within {timeout:g} s; {who}", name)
+
+    def _describe(self, name: str, holders: Sequence[Holder]) -> str:
+        first, count = holders[0], len(holders) - 1
+        ours = any(lease.name == name and lease.token == first.token for lease in self.renewer.leases())
+        others = f" and {count} other{'s' if count > 1 else ''}" if count else ""
+        held = "" if first.held_for is None else f", held for {first.held_for:.1f} s"
+        return f"{first.owner} ({'this process, ' if ours else ''}token {first.token}{held}){others}"
 
     async def check_purpose(self, purpose: str, name: str, timeout: float | None) -> None:
         """Raise GuaranteeUnavailable if the engine, as its server is configured, cannot serve this purpose."""
@@ -297,13 +307,6 @@ def _gone(client: weakref.ref[Client[Any]], id: str) -> None:
     """Report to the client that the engine dropped a claim. A weak reference: the engine must not keep the client alive."""
     if (it := client()) is not None:
         it.renewer.gone(id)
-
-
-def _describe(holders: Sequence[Holder]) -> str:
-    first = holders[0]
-    others = f" and {len(holders) - 1} others" if len(holders) > 1 else ""
-    held = "" if first.held_for is None else f", held for {first.held_for:.1f} s"
-    return f"{first.owner} (token {first.token}{held}){others}"
 
 
 def _default_owner() -> str:

@@ -13,6 +13,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NOBODY_THERE = (
+    "refused",
+    "Connect call failed",
+    "ame or service not known",
+    "ame resolution",
+    "No address associated",
+    "nodename nor servname",
+    "failed to resolve host",
+)
+"""Parts of the messages for a closed port and for an unknown host, of asyncio, of socket and of libpq."""
+
+
+def unreachable_hint(words: str) -> str:
+    """Return what to do about a server that refused the connection or whose host is unknown, or "".
+
+    >>> unreachable_hint("[Errno 111] Connection refused")
+    '; is the server running there? Check host and port in the URL'
+    """
+    if any(part in words for part in NOBODY_THERE) and "Is the server running" not in words:  # libpq asks, too
+        return "; is the server running there? Check host and port in the URL"
+    return ""
+
 
 class _Connecting(NamedTuple):
     done: Event

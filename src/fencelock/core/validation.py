@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from fencelock.core import log as log_module
 from fencelock.core.log import WARNING, log
 from fencelock.errors import GuaranteeUnavailable, InvalidArgument, InvalidName, InvalidTTL, InvalidType
 from fencelock.model import CORRECT, Mode, Traits
@@ -14,7 +15,7 @@ MAX_LIMIT = 1_000_000
 MAX_SECONDS = 1e9
 """Seconds; a longer timeout counts as none."""
 LONG_TTL = 3600.0
-"""Seconds. A longer ttl is allowed, but it may be a mistake: a number of milliseconds."""
+"""Seconds. A longer ttl or timeout is allowed, but it may be a mistake: a number of milliseconds."""
 CO_COROUTINE = 0x80  # the constant of inspect, whose import takes 10 ms
 PURPOSES = ("efficiency", "correctness")
 SAFE = "sqlite:, etcd:, zookeeper:, postgresql: or mysql:"
@@ -72,6 +73,21 @@ def long_ttl(ttl: float) -> str:
 
 
 _warned_long_ttl = False
+
+
+def check_timeout(timeout: object, name: str) -> float | None:
+    """Return a timeout, or None to wait for ever; raise InvalidArgument. One above an hour is logged, once per process."""
+    global _warned_long_timeout
+    seconds = check_seconds(timeout, "timeout", name, zero=True)
+    if seconds is not None and seconds > LONG_TTL and not _warned_long_timeout and log_module.sink is None:
+        # Not on the command line, where times have units.
+        _warned_long_timeout = True
+        message = f"{name!r}: timeout is in seconds: {seconds:g} is {seconds / 3600:.1f} hours"
+        log("client", WARNING, f"{message}, and the caller waits that long for the lock", lock=name, timeout=seconds)
+    return seconds
+
+
+_warned_long_timeout = False
 
 
 def check_seconds(value: object, what: str, name: str, *, zero: bool) -> float | None:

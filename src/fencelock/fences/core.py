@@ -7,6 +7,7 @@ any token.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from fencelock.errors import InvalidArgument, InvalidType, StaleToken
@@ -126,6 +127,8 @@ def _not_a_lease(lease: object, token: object, id_: object) -> InvalidType:
     what, advice = f"not {kind}", "pass what acquire() or the `with` block returned, or fencelock.fences.from_environ()"
     if isinstance(lease, str):
         advice = "the lease comes before the resource"
+    elif isinstance(getattr(lease, "leases", None), Mapping):
+        advice = 'each name of a multi-lock has its own lease: pass group["name"]'
     elif token is not None and id_ is not None:
         what, advice = f"not {kind} with the token {token!r:.40} and the id {id_!r:.40}", "convert them first"
     return InvalidType(f"a fence takes a lease, or anything else with a token (int) and an id (str), {what}: {advice}")

@@ -12,6 +12,7 @@ from fencelock.core.log import WARNING, log
 from fencelock.core.records import VALUE_MAX_BYTES, Record, records_of
 from fencelock.core.validation import check_seconds
 from fencelock.errors import BuildFailed, FencelockError, InvalidArgument, InvalidType
+from fencelock.primitives.habits import check_keywords
 from fencelock.primitives.keys import record_key
 
 MAX_MESSAGE = 1000
@@ -68,33 +69,29 @@ class CacheOptions(NamedTuple):
     """How long values are fresh, how long callers get stale ones while one of them rebuilds, and how long a caller waits."""
 
     ttl: float
-    stale: float
-    timeout: float | None
-    error_for: float
-    codec: Codec
-    lease_ttl: float | None
+    stale: float = 0.0
+    timeout: float | None = None
+    error_for: float = 1.0
+    codec: Codec = json
+    lease_ttl: float | None = None
 
 
-def cache_options(
-    key: str,
-    *,
-    ttl: object,
-    stale: object = 0.0,
-    timeout: object = None,
-    error_for: object = 1.0,
-    codec: object = json,
-    lease_ttl: float | None = None,
-) -> CacheOptions:
-    """Return checked options, or raise InvalidArgument."""
-    fresh = check_seconds(ttl, "ttl", key, zero=False)
-    old = check_seconds(stale, "stale", key, zero=True)
-    remember = check_seconds(error_for, "error_for", key, zero=True)
+def cache_options(function: str, key: str, options: SingleFlightOptions) -> CacheOptions:
+    """Return the checked options of `single_flight` or `cached`, or raise InvalidArgument."""
+    check_keywords(function, options)
+    if "ttl" not in options:
+        raise InvalidType(f"{function}() needs ttl=, the seconds for which a value is fresh, as in ttl=60", key)
+    given = CacheOptions(**options)
+    codec = given.codec
+    fresh = check_seconds(given.ttl, "ttl", key, zero=False)
+    old = check_seconds(given.stale, "stale", key, zero=True)
+    remember = check_seconds(given.error_for, "error_for", key, zero=True)
     if fresh is None or old is None or remember is None or old > MAX_STALE:
         raise InvalidArgument(f"{key!r}: ttl, stale and error_for must be numbers of seconds below ten years", key)
     if not callable(getattr(codec, "dumps", None)) or not callable(getattr(codec, "loads", None)):
         raise InvalidType(f"{key!r}: codec must have dumps() and loads(), as json and pickle have", key)
-    waiting = check_seconds(timeout, "timeout", key, zero=True)
-    return CacheOptions(fresh, old, waiting, remember, codec, lease_ttl)  # type: ignore[arg-type]
+    waiting = check_seconds(given.timeout, "timeout", key, zero=True)
+    return CacheOptions(fresh, old, waiting, remember, codec, given.lease_ttl)
 
 
 class CachedValues:
@@ -144,15 +141,26 @@ class CachedValues:
     def _decode(self, record: Record | None) -> Cached:
         if record is None or record.value[:1] != Kind.VALUE.value:
             return Cached(record)
-        header, _, data = record.value[1:].partition(b"\n")
+        header = record.value[1:].partition(b"\n")[0]
         # The record outlives its freshness by `stale` seconds, as its writer had it.
-        return Cached(record, self._options.codec.loads(data), True, record.expires_in > float(header))
+        return Cached(record, self.value_of(record.value), True, record.expires_in > float(header))
+
+    def value_of(self, content: bytes) -> Any:
+        """Return the value of what `encode` returned: what every caller gets, the builder, too."""
+        return self._options.codec.loads(content.partition(b"\n")[2])
 
     def encode(self, value: object) -> bytes:
-        """Return the value as it is stored; raise InvalidArgument if it is too large."""
-        data = self._options.codec.dumps(value)
-        encoded = data.encode() if isinstance(data, str) else data
-        content = Kind.VALUE.value + f"{self._options.stale!r}\n".encode() + encoded
+        """Return the value as it is stored; raise InvalidType if the codec cannot, or InvalidArgument if it is too large."""
+        try:
+            data = self._options.codec.dumps(value)
+            encoded = data.encode() if isinstance(data, str) else data
+            content = Kind.VALUE.value + f"{self._options.stale!r}\n".encode() + encoded
+        except Exception as error:
+            raise InvalidType(
+                f"{self._key!r}: the codec cannot encode a value of type {type(value).__name__}: {error}; build a value that "
+                "it can encode, or pass codec=",
+                self._key,
+            ) from error
         if len(content) > VALUE_MAX_BYTES:
             raise InvalidArgument(
                 f"{self._key!r}: the value has {len(encoded)} bytes, and at most {VALUE_MAX_BYTES - 100} can be shared; "

@@ -11,7 +11,15 @@ from fencelock.core.client import Client, L
 from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
 from fencelock.core.lease_state import HoldOptions
-from fencelock.core.validation import check_mode, check_name, check_purpose, check_seconds, check_ttl, warn_long_ttl
+from fencelock.core.validation import (
+    check_mode,
+    check_name,
+    check_purpose,
+    check_seconds,
+    check_timeout,
+    check_ttl,
+    warn_long_ttl,
+)
 from fencelock.model import Claim, Mode
 
 
@@ -104,7 +112,7 @@ class LockFactory(EnteredBlocks[L]):
         self._ttl = client.ttl if ttl is None else check_ttl(ttl, traits, name)
         if ttl is not None:
             warn_long_ttl(ttl, name)
-        self._timeout = None if timeout is None else check_seconds(timeout, "timeout", name, zero=True)
+        self._timeout = None if timeout is None else check_timeout(timeout, name)
         check_mode(mode, traits, name)
         self.mode = mode
         self._limit = limit
@@ -122,7 +130,7 @@ class LockFactory(EnteredBlocks[L]):
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Return a lease, or raise LockTimeout."""
-        seconds = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", self.name, zero=True)
+        seconds = self._timeout if timeout is UNSET else check_timeout(timeout, self.name)
         started = self._client.runtime.now()
         lease = await self._acquire(seconds)
         if lease is None:

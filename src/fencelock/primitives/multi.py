@@ -10,7 +10,7 @@ from fencelock.core.client import Client
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.group import BaseGroup
-from fencelock.core.validation import check_name, check_seconds
+from fencelock.core.validation import check_name, check_timeout
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType
 from fencelock.model import Mode
 from fencelock.primitives.lock import UNSET, EnteredBlocks, LockFactory, SharedOptions, Unset
@@ -46,12 +46,12 @@ class MultiLockFactory(EnteredBlocks[G]):
         self._client = client
         self._make_group = make_group
         self.names = tuple(modes)
-        self._timeout = check_seconds(options.pop("timeout", None), "timeout", self.names[0], zero=True)
+        self._timeout = check_timeout(options.pop("timeout", None), self.names[0])
         self._locks = [LockFactory[Any](client, name, mode, **options) for name, mode in modes.items()]
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> G:
         """Return all leases, or raise LockTimeout with the name that was not free in time."""
-        seconds = self._timeout if timeout is UNSET else check_seconds(timeout, "timeout", self.names[0], zero=True)
+        seconds = self._timeout if timeout is UNSET else check_timeout(timeout, self.names[0])
         for lock in self._locks:
             self._client.check_deadlock(lock.name, lock.mode)
         started = self._client.runtime.now()

@@ -187,6 +187,7 @@ class SingleFlight(Generic[T]):
         try:
             value = await self._build()
             data = self._values.encode(value)
+            value = self._values.value_of(data)  # a tuple is a list for the builder, too
         except Exception as error:
             await self._values.store_error(error, lease.token)
             raise
@@ -197,7 +198,7 @@ class SingleFlight(Generic[T]):
             # The caller has its value; only others have to build again.
             log("cache", WARNING, f"the new value of {self.key!r} was not stored: {error}", lock=self.key)
             return value
-        return value if newer is None or not newer.has_value else newer.value
+        return value if newer is None or not newer.has_value else newer.value  # type: ignore[no-any-return]
 
     async def _release(self, lease: Any) -> None:
         try:

@@ -14,6 +14,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
+from fencelock.core.connect_once import unreachable_hint
 from fencelock.core.runtime import NO_REPLY, Command, Connection, Endpoint, Event, NoReply, Runtime
 from fencelock.engines.etcd.rpc_errors import PRECONDITION, UNAVAILABLE, RpcError
 from fencelock.engines.etcd.url import address
@@ -67,7 +68,8 @@ class EtcdConnector:
         return RawData()
 
     def _unreachable(self, error: Exception) -> EngineUnavailable:
-        return EngineUnavailable(f"cannot reach etcd at {self.address}: {str(error) or type(error).__name__}")
+        words = str(error) or type(error).__name__
+        return EngineUnavailable(f"cannot reach etcd at {self.address}: {words}{unreachable_hint(words)}")
 
 
 class RawData:

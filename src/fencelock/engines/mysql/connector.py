@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from fencelock.core.connect_once import unreachable_hint
 from fencelock.core.runtime import Command, Endpoint
 from fencelock.engines.mysql.login import TLS, Greeting, read_greeting, tls_request
 from fencelock.engines.mysql.packets import ReplyParser, ServerError
@@ -56,7 +57,7 @@ class MySQLConnector:
     def _hint(self, error: Exception) -> str:
         if isinstance(error, ServerError) and error.code == DENIED and self._endpoint.tls is None:
             return f" ({HINTS[DENIED]}, or the user has to use TLS: ?ssl-mode=REQUIRED)"
-        return hint(error)
+        return hint(error) or unreachable_hint(str(error))
 
     def _before_tls(self, data: bytes) -> bytes | None:
         """Read the greeting; return the request for TLS, or None if the greeting is incomplete."""

@@ -14,6 +14,7 @@ from psycopg import OperationalError
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn, PollingStatus
 
 from fencelock.core.clock import NO_DEADLINE, Deadline
+from fencelock.core.connect_once import unreachable_hint
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.fork import detach_after_fork
 from fencelock.core.runtime import Runtime
@@ -349,7 +350,9 @@ async def connect(
             cause = cause if isinstance(cause, LoginRefused) else error
     message = "; ".join(filter(None, dict.fromkeys(failures)))
     hint = next((HINTS[state] for text, state in LOGIN_MESSAGES.items() if text in message), None)
-    raise EngineUnavailable(f"{url.address}: {message}" + (f" ({hint})" if hint else "")) from cause
+    raise EngineUnavailable(
+        f"{url.address}: {message}" + (f" ({hint})" if hint else unreachable_hint(message))
+    ) from cause
 
 
 def _connect_error(pgconn: LibpqConnection) -> OperationalError:

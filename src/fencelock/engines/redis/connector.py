@@ -15,6 +15,7 @@ import redis.sentinel
 from hiredis import PushNotification
 from redis.backoff import NoBackoff
 
+from fencelock.core.connect_once import unreachable_hint
 from fencelock.core.runtime import NO_REPLY, Command, Parser
 from fencelock.core.urls import redact
 from fencelock.engines.redis.scripts import packed
@@ -140,7 +141,7 @@ def _hint(words: str, tls: bool) -> str:
         return "; does it speak TLS there? If not, the URL begins with redis://, or redlock://"
     if not tls and "reset by peer" in words:
         return "; if it wants TLS, the URL begins with rediss://, or redlocks://"
-    return ""
+    return unreachable_hint(words)
 
 
 # These override the URL and the client: the acquire loop repeats failed requests itself, and pushes need protocol 3.

@@ -58,8 +58,9 @@ def connect(runtime: Runtime, url: str, namespace: str) -> RedlockEngine:
         raise InvalidURL(f"{redact(url)!r} names {twice} twice; Redlock needs nodes that fail on their own")
     if len(connectors) % 2 == 0 or len(connectors) < 3:
         _log.warning(
-            "Redlock over %d nodes survives the loss of %d; %d nodes would survive %d: use an odd number, and 3 at least",
+            "Redlock over %d node%s survives the loss of %d; %d nodes would survive %d: use an odd number, and 3 at least",
             len(connectors),
+            "" if len(connectors) == 1 else "s",
             (len(connectors) - 1) // 2,
             max(3, len(connectors) + 1 - len(connectors) % 2),
             max(1, len(connectors) // 2),

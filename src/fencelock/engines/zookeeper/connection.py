@@ -10,6 +10,7 @@ from typing import Any
 from kazoo.exceptions import ConnectionLoss, NoNodeError
 from kazoo.protocol.serialization import Auth, Connect, Exists, Watch, reply_header_struct
 
+from fencelock.core.connect_once import unreachable_hint
 from fencelock.core.runtime import Command, Connection, Endpoint, Runtime
 from fencelock.engines.zookeeper import protocol
 from fencelock.engines.zookeeper.protocol import FrameParser, Malformed, Reply, decode, frame
@@ -44,7 +45,8 @@ class ZooKeeperConnector:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: Exception) -> EngineUnavailable:
-        return EngineUnavailable(f"{self.address}: {str(error) or type(error).__name__}")
+        words = str(error) or type(error).__name__
+        return EngineUnavailable(f"{self.address}: {words}{unreachable_hint(words)}")
 
     def pack(self, command: Command) -> bytes:
         """Not used: ZooKeeperConnection sends frames."""
