@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from fencelock import BuildFailed, InvalidArgument, InvalidName, InvalidType, LockTimeout, WouldDeadlock
+from fencelock import BuildFailed, ClientClosed, InvalidArgument, InvalidName, InvalidType, LockTimeout, WouldDeadlock
 from fencelock.errors import EngineUnavailable
+from fencelock.primitives.cached_values import cache_options
+from fencelock.primitives.single_flight import SingleFlight
+from fencelock.runtime.blocking import run_sync
 from tests.contract.factory import ClientFactory
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView, client_of
@@ -64,6 +67,15 @@ class Builder:
 
     async def began(self) -> bool:
         return self.calls > 0
+
+
+def as_coroutine(builder: Builder) -> Callable[[], Awaitable[Any]]:
+    """Return the build function as the core takes it."""
+
+    async def build() -> Any:
+        return await builder._await() if builder.awaited else builder._block()
+
+    return build
 
 
 async def get(locks: LocksView, builder: Builder, key: str = "k", **options: Any) -> Any:
@@ -230,6 +242,72 @@ async def test_build_that_asks_for_its_own_result(locks: LocksView) -> None:
 
         with pytest.raises(WouldDeadlock, match="'k'"):
             await asyncio.to_thread(locks.raw.single_flight, "k", build, ttl=60)
+
+
+async def test_builds_that_need_each_other(locks: LocksView) -> None:
+    """Two builds that ask for each other's result get an error instead of waiting for ever."""
+    if inspect.iscoroutinefunction(locks.raw.close):
+
+        async def build_a_again() -> Any:
+            return await locks.raw.single_flight("b", build_b_again, ttl=60, error_for=0)
+
+        async def build_b_again() -> Any:
+            return await locks.raw.single_flight("a", build_a_again, ttl=60, error_for=0)
+
+        with pytest.raises(WouldDeadlock, match="'a'"):
+            await asyncio.wait_for(locks.raw.single_flight("a", build_a_again, ttl=60, error_for=0), SOON)
+    else:
+
+        def build_a() -> Any:
+            return locks.raw.single_flight("b", build_b, ttl=60, error_for=0)
+
+        def build_b() -> Any:
+            return locks.raw.single_flight("a", build_a, ttl=60, error_for=0)
+
+        with pytest.raises(WouldDeadlock, match="'a'"):
+            await asyncio.to_thread(locks.raw.single_flight, "a", build_a, ttl=60, error_for=0)
+    assert not client_of(locks).flights
+
+
+async def test_refresh_does_not_join_a_build_that_began_before_it(locks: LocksView) -> None:
+    """A refresh calls the function after it was asked for: a build that is under way may have read older data."""
+    old, new = Builder(locks, "old", held=True), Builder(locks, "new")
+    refresh = SingleFlight(
+        client_of(locks), "k", as_coroutine(new), cache_options("single_flight", "k", {"ttl": 60})
+    ).refresh
+    async with background(get(locks, old)) as (building,):
+        await eventually(old.began, "the first build has begun")
+        run = refresh() if old.awaited else asyncio.to_thread(run_sync, refresh())
+        async with background(run) as (refreshing,):
+            old.finish()
+            assert (await building, await refreshing) == ("old", "new")
+    assert await get(locks, Builder(locks, "third")) == "new"
+
+
+@pytest.mark.runtime_name("aio")
+async def test_close_during_a_build(factory: ClientFactory) -> None:
+    """A caller whose client is closed during the build gets ClientClosed, not a cancellation that nobody asked for."""
+    locks = factory.connect()
+    builder = Builder(locks, held=True)
+    async with background(get(locks, builder), get(locks, builder)) as tasks:
+        await eventually(builder.began, "the build has begun")
+        await locks.close()
+        builder.finish()
+        for task in tasks:
+            with pytest.raises(ClientClosed):
+                await task
+
+
+async def test_interrupted_build_does_not_block_its_key(locks: LocksView) -> None:
+    """A build that is interrupted, as by Ctrl-C, ends its flight: the next caller builds."""
+    builder = Builder(locks)
+    builder.error = KeyboardInterrupt()  # type: ignore[assignment]
+    if builder.awaited:
+        builder.error = asyncio.CancelledError()  # type: ignore[assignment]
+    with pytest.raises((KeyboardInterrupt, BuildFailed)):
+        await get(locks, builder)
+    assert not client_of(locks).flights
+    assert await get(locks, Builder(locks, "next")) == "next"
 
 
 async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(factory: ClientFactory) -> None:

@@ -74,6 +74,11 @@ class BaseGroup:
         for lease in self._members:
             lease.check()
 
+    def progress(self) -> None:
+        """Say that the work goes on, for all leases of the group; see `Lease.progress`."""
+        for lease in self._members:
+            lease.progress()
+
     def __len__(self) -> int:
         return len(self._members)
 

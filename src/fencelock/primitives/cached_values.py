@@ -138,6 +138,14 @@ class CachedValues:
         except FencelockError as failure:
             log("cache", WARNING, f"the failed build of {self._key!r} was not recorded: {failure}", lock=self._key)
 
+    async def forget_error(self, token: int) -> None:
+        """Forget an earlier failure, as a build has succeeded since."""
+        try:
+            if await self._records.read(self._error_key) is not None:
+                await self._records.write(self._error_key, None, token=token, ttl=1.0)
+        except FencelockError as failure:
+            log("cache", WARNING, f"the failed build of {self._key!r} is still recorded: {failure}", lock=self._key)
+
     def _decode(self, record: Record | None) -> Cached:
         if record is None or record.value[:1] != Kind.VALUE.value:
             return Cached(record)

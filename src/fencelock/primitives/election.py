@@ -11,7 +11,7 @@ from fencelock.core.log import INFO, WARNING, log
 from fencelock.core.validation import check_name, check_seconds, check_value
 from fencelock.core.watch import StopSignal
 from fencelock.errors import EngineUnavailable, LeaseLost
-from fencelock.model import Snapshot
+from fencelock.model import LossReason, Snapshot
 from fencelock.primitives.lock import LockFactory, SharedOptions
 
 RETRY_SECONDS = 1.0
@@ -57,7 +57,7 @@ class ElectionFactory(Generic[L]):
 
     def _began(self, term: L) -> None:
         """Remember a term of this client, for `resign` and `healthy`."""
-        self._terms = [*(held for held in self._terms if not held._is_released), term]
+        self._terms = [*(held for held in self._terms if not held._over), term]
 
     async def leader(self) -> Leader | None:
         """Return who leads now, or None."""
@@ -93,7 +93,8 @@ class ElectionFactory(Generic[L]):
         """Return False if this client leads and has been unable to renew its term for `grace` seconds."""
         seconds = check_seconds(grace, "grace", self.name, zero=True) or 0.0
         now = self._client.runtime.now()
-        return not any(term._unrenewed_for(now) >= seconds for term in self._terms if not term._is_released)
+        terms = [term for term in self._terms if not term._is_released and term.reason is not LossReason.FORKED]
+        return not any(term._unrenewed_for(now) >= seconds for term in terms)
 
     async def run(self, work: Callable[[L], Awaitable[object]], stop: StopSignal | None) -> None:
         """Campaign and call `work(term)` while leading, again and again, until `stop` is set.

@@ -7,14 +7,15 @@ cannot overwrite a newer value.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from fencelock.core.client import Client
 from fencelock.core.clock import Deadline
 from fencelock.core.log import WARNING, log
 from fencelock.core.validation import check_ttl
-from fencelock.errors import FencelockError, LockTimeout, WouldDeadlock
+from fencelock.errors import BuildFailed, FencelockError, LockTimeout, WouldDeadlock
 from fencelock.model import Mode
 from fencelock.primitives.cached_values import Cached, CachedValues, CacheOptions
 from fencelock.primitives.lock import LockFactory
@@ -22,17 +23,29 @@ from fencelock.primitives.lock import LockFactory
 T = TypeVar("T")
 
 
+_building: ContextVar[frozenset[str]] = ContextVar("fencelock_building", default=frozenset())
+"""The keys that this thread or task is building: a build that waits for one of them would wait for itself."""
+
+CLOSE_CHECK_SECONDS = 0.5
+"""How often a caller that waits for a flight looks whether the client was closed."""
+
+
 class Flight(Generic[T]):
     """One build, or one wait for a build of another process, that the callers of this process share."""
 
-    __slots__ = ("done", "error", "task", "value")
+    __slots__ = ("aborted", "background", "done", "error", "rebuild", "started", "value")
 
-    def __init__(self, client: Client[Any]) -> None:
-        self.task: Hashable = None
-        """The thread or task that builds."""
+    def __init__(self, client: Client[Any], *, rebuild: bool, background: bool = False) -> None:
+        self.started = client.runtime.now()
+        self.rebuild = rebuild
+        """Whether it builds in any case, even if there is a fresh value."""
+        self.background = background
+        """Whether its callers have a stale value: it may end without a new one."""
         self.done = client.runtime.event()
         self.value: T | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
+        self.aborted = False
+        """Whether it was interrupted or cancelled: it has neither a value nor an error for others."""
 
 
 class SingleFlight(Generic[T]):
@@ -77,79 +90,100 @@ class SingleFlight(Generic[T]):
 
     async def _join(self, *, rebuild: bool) -> T:
         """Wait for the flight of this process, or begin one; a caller's cancellation does not end it."""
-        client, flights = self._client, self._client.flights
+        client = self._client
+        if self._name in _building.get():
+            raise WouldDeadlock(
+                f"the build of {self.key!r} asks for its own result and would wait for itself", self.key
+            )
         deadline = Deadline(client.runtime.now, self._options.timeout)
+        asked = client.runtime.now()
         while True:
+            flight: Flight[T] = Flight(client, rebuild=rebuild)
             with client.mutex:
-                flight: Flight[T] | None = flights.get(self._name)
-                ours = flight is None
-                if flight is None:
-                    flight = flights[self._name] = Flight(client)
+                current: Flight[T] = client.flights.setdefault(self._name, flight)
+            ours = current is flight
             if ours:
-                await client.runtime.run_detached(self._fly(flight, deadline, rebuild=rebuild), "fencelock-build")
-            elif flight.task == client.runtime.current_task():
-                raise WouldDeadlock(
-                    f"the build of {self.key!r} asks for its own result and would wait for itself", self.key
-                )
-            timeout = None if deadline.at is None else deadline.at_most(self._options.timeout or 0.0)
-            if not await flight.done.wait(timeout):
-                raise LockTimeout(f"{self.key!r} was not built within {self._options.timeout:g} s", self.key)
-            if isinstance(flight.error, LockTimeout) and not ours and not deadline.passed:
-                continue  # the caller that began it had less time
-            if flight.error is not None:
-                raise flight.error
-            return flight.value  # type: ignore[return-value]
+                try:
+                    await client.runtime.run_detached(self._fly(flight, deadline), "fencelock-build")
+                except BaseException:  # Ctrl-C in this thread: others must not wait for a build that nobody does
+                    self._end(flight, aborted=not flight.done.is_set())
+                    raise
+            await self._wait_for(current, deadline)
+            usable = current.rebuild and current.started >= asked if rebuild else not current.background
+            if not ours and (not usable or current.aborted or isinstance(current.error, LockTimeout)):
+                continue  # it was for something else, was interrupted, or the caller that began it had less time
+            if current.aborted:
+                raise BuildFailed(f"the build of {self.key!r} was cancelled", self.key, type="CancelledError")
+            if current.error is not None:
+                raise current.error
+            return current.value  # type: ignore[return-value]
 
-    async def _fly(self, flight: Flight[T], deadline: Deadline, *, rebuild: bool) -> None:
-        flight.task = self._client.runtime.current_task()
+    async def _wait_for(self, flight: Flight[T], deadline: Deadline) -> None:
+        """Wait until a flight has ended; raise LockTimeout or ClientClosed."""
+        while not await flight.done.wait(deadline.at_most(CLOSE_CHECK_SECONDS)):
+            if deadline.passed:
+                raise LockTimeout(f"{self.key!r} was not built within {self._options.timeout:g} s", self.key)
+            self._client._check_open(self.key)
+        if flight.aborted:
+            self._client._check_open(self.key)
+
+    async def _fly(self, flight: Flight[T], deadline: Deadline) -> None:
+        building = _building.set(_building.get() | {self._name})
+        aborted = True
         try:
-            flight.value = await self._obtain(deadline, rebuild=rebuild)
-        except BaseException as error:
-            flight.error = error
-            if not isinstance(error, Exception):
-                raise
+            flight.value = await self._obtain(deadline, rebuild=flight.rebuild)
+            aborted = False
+        except Exception as error:
+            flight.error, aborted = error, False
         finally:
-            self._client.flights.pop(self._name, None)
-            flight.done.set()
+            _building.reset(building)
+            self._end(flight, aborted=aborted)
+
+    def _end(self, flight: Flight[T], *, aborted: bool) -> None:
+        """End a flight: the next caller begins another one."""
+        with self._client.mutex:
+            flight.aborted = aborted
+            if self._client.flights.get(self._name) is flight:
+                del self._client.flights[self._name]
+        flight.done.set()
 
     def _rebuild_in_background(self) -> bool:
         """Start a rebuild unless this process is at it; return False if that is impossible."""
         client = self._client
+        flight: Flight[T] = Flight(client, rebuild=False, background=True)
         with client.mutex:
-            if self._name in client.flights:
+            if client.flights.setdefault(self._name, flight) is not flight:
                 return True
-            flight: Flight[T] = Flight(client)
-            client.flights[self._name] = flight
         try:
             client.runtime.spawn(self._fly_stale(flight), "fencelock-rebuild")
-        except RuntimeError:  # no more threads
-            client.flights.pop(self._name, None)
+        except BaseException as error:
+            self._end(flight, aborted=True)
+            if not isinstance(error, RuntimeError):  # no more threads
+                raise
             return False
         return True
 
     async def _fly_stale(self, flight: Flight[T]) -> None:
         """Rebuild a stale value if no other process does it. A failure is only logged: callers have the stale value."""
-        flight.task = self._client.runtime.current_task()
+        building = _building.set(_building.get() | {self._name})
         try:
-            flight.value = await self._rebuild_stale()
+            await self._rebuild_stale()
         except Exception as error:
-            flight.error = error
             log("cache", WARNING, f"{self.key!r} could not be rebuilt; the stale value stays: {error}", lock=self.key)
         finally:
-            self._client.flights.pop(self._name, None)
-            flight.done.set()
+            _building.reset(building)
+            self._end(flight, aborted=False)
 
     # ------------------------------------------------------------------ the callers of the fleet
 
-    async def _rebuild_stale(self) -> T:
+    async def _rebuild_stale(self) -> None:
         lease = await self._writer.try_acquire()
         if lease is None:
-            return (await self._values.read()).value  # type: ignore[no-any-return]
+            return
         try:
             found = await self._values.read()
-            if found.fresh or await self._values.read_error() is not None:
-                return found.value  # type: ignore[no-any-return]
-            return await self._build_and_store(lease, found)
+            if not found.fresh and await self._values.read_error() is None:
+                await self._build_and_store(lease, found)
         finally:
             await self._release(lease)
 
@@ -175,7 +209,10 @@ class SingleFlight(Generic[T]):
                     return found.value  # type: ignore[no-any-return]
                 if (error := await self._values.read_error()) is not None:
                     raise error
-            return await self._build_and_store(lease, found)
+            value = await self._build_and_store(lease, found)
+            if rebuild:
+                await self._values.forget_error(lease.token)
+            return value
         finally:
             await self._release(lease)
 
@@ -189,7 +226,8 @@ class SingleFlight(Generic[T]):
             data = self._values.encode(value)
             value = self._values.value_of(data)  # a tuple is a list for the builder, too
         except Exception as error:
-            await self._values.store_error(error, lease.token)
+            if not lease.is_lost():
+                await self._values.store_error(error, lease.token)
             raise
         try:
             lease.check()

@@ -226,11 +226,13 @@ class Queue:
 
     async def write_granted_at(self, claims: list[QueuedClaim], timeout: float) -> None:
         """Write the time of the grant into the nodes of claims that had to wait, for `inspect`."""
-        writes = [SetData(queued.path, queued.data.encode(), -1) for queued in claims]
+        paths = [queued.path for queued in claims]
+        writes = [SetData(path, queued.data.encode(), -1) for path, queued in zip(paths, claims, strict=True)]
         replies = await claims[0].session.request(*writes, timeout=timeout)
-        for queued, reply in zip(claims, replies, strict=True):
+        for path, queued, reply in zip(paths, claims, replies, strict=True):
             if reply.no_node:
-                self._lost(queued)
+                if queued.path == path and not queued.replacing:  # else a downgrade has replaced the node meanwhile
+                    self._lost(queued)
             else:
                 reply.get()
                 queued.granted_at_unwritten = False
