@@ -91,7 +91,7 @@ VARIANTS = (
     Variant(any_proposal, "calm", "tokens", 50),
     Variant(two_of_five, "calm", "exclusion", 100),
     Variant(undo_without_owner, "calm", "exclusion", 50),
-    Variant(heal_takes_over, "outage", "exclusion", 150),
+    Variant(heal_takes_over, "restarts", "exclusion", 200),
     Variant(deadline_from_reply, "late", "exclusion", 300),
     Variant(one_renewal_is_enough, "outage", "exclusion", 300),
 )

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fencelock import model
-from fencelock.core import acquire, lease
+from fencelock.core import acquire, lease_state
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import Engine
 from fencelock.core.group import BaseGroup
@@ -76,7 +76,10 @@ def renewal_from_reply() -> Iterator[None]:
 @contextmanager
 def no_drift_margin() -> Iterator[None]:
     """The deadline has no margin for clocks of different rates."""
-    with patch.object(model, "clock_margin", lambda ttl: 0.0), patch.object(lease, "clock_margin", lambda ttl: 0.0):
+    with (
+        patch.object(model, "clock_margin", lambda ttl: 0.0),
+        patch.object(lease_state, "clock_margin", lambda ttl: 0.0),
+    ):
         yield
 
 
