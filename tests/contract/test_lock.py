@@ -12,13 +12,17 @@ import time
 import weakref
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import fencelock
-from fencelock import ClientClosed, LeaseLost, LockTimeout, LossReason
+from fencelock import ClientClosed, LeaseLost, LockTimeout, LossReason, StaleToken
+from fencelock.core.clock import wall_us
 from fencelock.core.lease import BaseLease
 from fencelock.core.validation import SAFE
+from fencelock.fences.core import TokenPair
+from fencelock.fences.memory import MemoryFence
 from fencelock.model import CORRECT
 from fencelock.runtime.blocking import run_sync
 from tests.contract.factory import ClientFactory
@@ -856,3 +860,18 @@ async def test_free_name_leaves_nothing(locks: LocksView) -> None:
         async with locks.lock(f"n{number}"):
             pass
     assert [name async for name in locks.names()] == []
+
+
+@pytest.mark.runtime_name("blocking")
+async def test_fence_accepts_tokens_after_a_move_between_engines(factory: ClientFactory) -> None:
+    """All engines count on one scale, the clock: whichever engine was used before or is used next, the fence goes on."""
+    fence = MemoryFence()
+    before = TokenPair(wall_us(), "0" * 32)  # what any engine would have granted a moment ago
+    fence.enter(before, "account")
+    lease = await factory.connect(namespace=f"moved-{uuid4().hex}").lock("account").acquire()
+    fence.enter(TokenPair(lease.token, lease.id), "account")
+    after = TokenPair(wall_us() + 1_000_000, "1" * 32)  # what any engine would grant a moment later
+    fence.enter(after, "account")
+    with pytest.raises(StaleToken):
+        fence.enter(before, "account")
+    await lease.release()
