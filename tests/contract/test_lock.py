@@ -864,7 +864,7 @@ async def test_free_name_leaves_nothing(locks: LocksView) -> None:
 
 @pytest.mark.runtime_name("blocking")
 async def test_fence_accepts_tokens_after_a_move_between_engines(factory: ClientFactory) -> None:
-    """All engines count on one scale, the clock: whichever engine was used before or is used next, the fence goes on."""
+    """The first token of a namespace lies between two readings of the clock, which stand for the engines before and after."""
     fence = MemoryFence()
     before = TokenPair(wall_us(), "0" * 32)  # what any engine would have granted a moment ago
     fence.enter(before, "account")
