@@ -35,8 +35,9 @@ bench: $(STAMP)  ## speed, beside the bare statements and the peers
 sim: $(STAMP)  ## many more seeds in the simulator (ARGS="--primitive multi --seeds 200000")
 	$(BIN)/python -m fencelock.sim $(ARGS)
 
-docs: $(STAMP)  ## docs/api.md, from the docstrings
+docs: $(STAMP)  ## docs/api.md from the docstrings, and the --help texts in docs/cli.md
 	$(BIN)/python -m scripts.api_page
+	$(BIN)/python -m scripts.cli_page
 
 torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 600")
 	$(BIN)/python -m tests.torture $(ARGS)

@@ -27,7 +27,9 @@ PARTS = {
     "mysql-pairs": 30,
     "mysql-contended": 3,
     "primitives": 20,
+    "primitives-contended": 3,
     "limits-and-caches": 20,
+    "fleet": 10,
     "fences": 20,
 }
 

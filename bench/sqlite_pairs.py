@@ -16,32 +16,33 @@ from bench.harness import Goal, Run, Timing, interleaved, show, with_async_lock,
 from fencelock import aio
 from fencelock.core.clock import boottime
 from fencelock.engines.sqlite import queue as sql
-from fencelock.engines.sqlite.database import COMMITS_PER_CHECKPOINT, MINT, Database
+from fencelock.engines.sqlite.database import COMMITS_PER_CHECKPOINT, Database
 
 
 def bare(folder: str) -> Run:
     """Return the very statements of an uncontended pair, on a database with the same settings and checkpoints."""
     database = Database(os.path.join(folder, "bare.db"), boottime)
-    connection = database._enter(1)
-    database._transact_synced(connection, 1, database._move_reserve)
-    database._release_mutex()
+    database.write(1, database.mint)  # opens the connection and reserves tokens
+    connection = database._connection
+    assert connection is not None
     commits = 0
 
     def run(repetitions: int) -> None:
         nonlocal commits
-        execute, place, id = connection.execute, ("fencelock", "name"), "0" * 32
+        execute, place, id = connection.cursor().execute, ("fencelock", "name"), "0" * 32
         for _ in range(repetitions):
-            expires = int(boottime() * 1e6) + 30_000_000
+            now = int(boottime() * 1e6)
             execute("BEGIN IMMEDIATE")
             execute(sql.ANY_CLAIM, place).fetchone()
-            wall = time.time_ns() // 1000
-            (token,) = execute(MINT, (wall, database.boot, wall)).fetchone()
-            args = (*place, *place, id, False, None, 30_000_000, "host:1", "", None, token, expires)
-            (ticket,) = execute(sql.INSERT, args).fetchone()
+            last, _, _ = execute("SELECT token, reserved, boot FROM counter").fetchone()
+            token = max(last + 1, time.time_ns() // 1000)
+            execute("UPDATE counter SET token = ?", (token,))
+            args = (*place, 1, id, False, None, 30_000_000, "host:1", "", None, token, now + 30_000_000)
+            execute(sql.INSERT, args)
             execute("COMMIT")
             execute("BEGIN IMMEDIATE")
-            execute(sql.REMOVE, (*place, ticket, id)).fetchone()
-            execute(sql.ANY_CLAIM, place).fetchone()
+            execute(sql.RELEASE, (*place, 1, id, now))
+            execute(sql.QUEUE, place).fetchone()
             execute("COMMIT")
             commits += 2
             if commits >= COMMITS_PER_CHECKPOINT:

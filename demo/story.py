@@ -28,6 +28,7 @@ from math import inf
 from typing import NamedTuple
 
 import fencelock
+from fencelock.fences import TokenPair
 from fencelock.fences.sql import SqlFence
 
 logging.getLogger("fencelock").addHandler(logging.NullHandler())  # the story tells of losses itself
@@ -75,17 +76,23 @@ def work(name: str, folder: str, fenced: bool) -> None:
 
 
 def add_one(database: sqlite3.Connection, lease: fencelock.Lease, fenced: bool) -> bool:
-    """Read, think, write, as applications do. With the fence, the check comes before the first read."""
+    """Read, think, write, as applications do. With the fence, the check comes before the first read.
+
+    The write carries the token and not the lease's clock: a worker that is stopped after its last look at the clock, or a
+    message that is late, is just this. (A fence that gets a lease looks at its clock first, and raises LeaseLost.)
+    """
+    sent = TokenPair(lease.token, lease.id, lease.name)
     try:
         with transaction(database) as at:
             if fenced:
                 SqlFence().check(database, lease)
             value = database.execute("SELECT value FROM record").fetchone()[0]
+        lease.check()  # the last look at the clock
         tell(at, "reads", lease.token, value)
         time.sleep(0.3)  # the thinking, in which anything may happen
         with transaction(database) as at:
             if fenced:
-                SqlFence().check(database, lease)
+                SqlFence().check(database, sent)
             database.execute("UPDATE record SET value = ?", (value + 1,))
     except fencelock.StaleToken:
         tell(at, "refused", lease.token)

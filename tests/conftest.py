@@ -20,6 +20,12 @@ TEST_SECONDS = 100.0
 """Below pytest-timeout's limit, so that a coroutine that hangs is cancelled and its traceback shown."""
 
 
+SLOW_SERVERS = ("etcd1", "mariadb", "zookeeper1")
+"""Servers whose shortest ttl is long: most of the time their tests wait."""
+RUNTIMES = ("blocking", "aio")
+CPU_BOUND = ("redlock", "sim", "torture")
+"""Folders of tests that use a whole core."""
+
 MARKS = (
     "runtime_name(name): is about one runtime only",
     "long: takes long, and changes with our own tools only; `make torture` runs it",
@@ -35,9 +41,11 @@ MARKS = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take back that signals are ignored, as for the background jobs of a shell, or under nohup: all would inherit it."""
+    """Restore signals that a shell or nohup ignores for its background jobs: all child processes would inherit that."""
     for mark in MARKS:
         config.addinivalue_line("markers", mark)
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # pytest-xdist keeps the order of `_start_rank`
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -49,21 +57,31 @@ def pytest_collection(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
-    gc.disable()  # a sixth of the collection would go into looking for garbage, of which there is next to none
+    gc.disable()  # it would take a sixth of the collection and find almost no garbage
     asked = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
     files = [path for path in sorted(HERE.rglob("test_*.py")) if any(path.is_relative_to(place) for place in asked)]
     for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
-        with suppress(Exception, pytest.fail.Exception):  # it comes again, where it is reported
+        with suppress(Exception, pytest.fail.Exception):  # the collection raises it again and reports it
             import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let what takes a minute begin before what takes a moment, so that no core is idle at the end."""
-    items.sort(key=lambda item: item.path.parent.name not in ("redlock", "sim", "torture"))
+    """Start the long groups that wait for ttls together with the tests that need the CPU, so that both are busy."""
+    items.sort(key=_start_rank)
+
+
+def _start_rank(item: pytest.Item) -> int:
+    group = item.get_closest_marker("xdist_group")
+    name = group.args[0] if group is not None else ""
+    if name.startswith(SLOW_SERVERS) and name.endswith(RUNTIMES):
+        return 0
+    if item.path.parent.name in CPU_BOUND:
+        return 1
+    return 2 if name else 3
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what is there for good: else it stops all threads, for longer than a short ttl."""
+    """Freeze the imported objects: a full garbage collection would stop all threads for longer than a short ttl."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -71,7 +89,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run `async def` tests in an event loop of their own; whatever fixture has `finish` is finished there."""
+    """Run each `async def` test in its own event loop; there, call `finish` of every fixture that has it."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("demo")  # all look at one and the same run
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What `make demo` prints, with nothing but Python at hand."""
     environment = {**os.environ, "HOME": str(tmp_path_factory.mktemp("home")), "VIRTUAL_ENV": ""}
     environment.pop("FORCE_COLOR", None)
@@ -33,8 +33,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-def halves(told: str) -> tuple[str, str]:
-    first, _, second = told.partition("2. The same with the fence")
+def halves(output: str) -> tuple[str, str]:
+    first, _, second = output.partition("2. The same with the fence")
     return first, second
 
 
@@ -44,12 +44,12 @@ def events(half: str) -> list[tuple[float, str, str]]:
     return [(float(found[1]), WORKERS[len(found[2]) // 23], found[3]) for found in lines if found is not None]
 
 
-def test_demo_shows_the_loss_and_the_refusal(told: str) -> None:
+def test_demo_shows_the_loss_and_the_refusal(output: str) -> None:
     """The demo loses an update without the fence, and refuses the stale write with it."""
-    bare, fenced = re.findall(r"(\d+) writes were reported as done; the record says (\d+)", told)
+    bare, fenced = re.findall(r"(\d+) writes were reported as done; the record says (\d+)", output)
     assert int(bare[0]) > int(bare[1]), "the half without the fence lost nothing"
     assert int(fenced[0]) == int(fenced[1])
-    first, second = halves(told)
+    first, second = halves(output)
     assert "OVER" in first
     assert "bob did learn that its lease was lost, but too late" in first
     assert "REFUSED" not in first
@@ -57,25 +57,25 @@ def test_demo_shows_the_loss_and_the_refusal(told: str) -> None:
     assert "OVER" not in second
 
 
-def test_demo_fits_a_terminal(told: str) -> None:
-    """No line is wider than 80 columns, and none needs more than ASCII."""
-    assert max(map(len, told.splitlines())) <= 80
-    assert told.isascii()
+def test_demo_fits_a_terminal(output: str) -> None:
+    """No line of the demo is wider than 80 columns, and all are ASCII."""
+    assert max(map(len, output.splitlines())) <= 80
+    assert output.isascii()
 
 
-def test_demo_numbers_tokens_in_order(told: str) -> None:
-    """Tokens are shown by small numbers that rise, so that the stale one is visibly older; one is shown in full."""
-    for half in halves(told):
+def test_demo_numbers_tokens_in_order(output: str) -> None:
+    """The demo shows tokens as small increasing numbers, and one of them in full."""
+    for half in halves(output):
         numbers = [int(text.partition("#")[2]) for _, _, text in events(half) if text.startswith("holds")]
         assert numbers == list(range(1, len(numbers) + 1))
-    (refused,) = re.findall(r"REFUSED: #(\d+) is stale, #(\d+) has been here", told)
+    (refused,) = re.findall(r"REFUSED: #(\d+) is stale, #(\d+) has been here", output)
     assert int(refused[0]) < int(refused[1])
-    assert len(re.findall(r"this #1 is \d{16}\.", told)) == 1
+    assert len(re.findall(r"this #1 is \d{16}\.", output)) == 1
 
 
-def test_demo_shows_exclusion(told: str) -> None:
-    """Nobody is shown to hold the lock before its last holder wrote, but for the one that is stopped."""
-    for half in halves(told):
+def test_demo_shows_exclusion(output: str) -> None:
+    """The demo shows no new holder before the previous one wrote, except the one that is stopped."""
+    for half in halves(output):
         holding: set[str] = set()
         last = 0.0
         for at, who, text in events(half):
@@ -88,8 +88,8 @@ def test_demo_shows_exclusion(told: str) -> None:
                 holding.remove(who)
 
 
-def test_demo_interrupted() -> None:
-    """Ctrl-C ends it with 130 and without a word, and takes all workers along, also the one that is stopped."""
+def test_interrupted_demo_leaves_no_workers() -> None:
+    """Ctrl-C ends the demo with status 130 and without output, and kills all workers, also the stopped one."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     demo = subprocess.Popen(
         [sys.executable, str(STORY)],
@@ -117,7 +117,7 @@ def test_demo_interrupted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "terminal", "runtime_name"),
+    ("environment", "terminal", "colors"),
     [
         ({}, True, True),
         ({}, False, False),
@@ -127,13 +127,13 @@ def test_demo_interrupted() -> None:
         ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, True),
     ],
 )
-def test_demo_uses_colors_on_terminals(environment: dict[str, str], terminal: bool, runtime_name: bool) -> None:
-    """Colors are for terminals; NO_COLOR turns them off, and FORCE_COLOR on."""
-    assert runpy.run_path(str(STORY))["colourful"](environment, terminal) is runtime_name
+def test_demo_uses_colors_on_terminals(environment: dict[str, str], terminal: bool, colors: bool) -> None:
+    """The demo uses colors on terminals; NO_COLOR turns them off, and FORCE_COLOR on."""
+    assert runpy.run_path(str(STORY))["colourful"](environment, terminal) is colors
 
 
-def test_demo_on_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python that is too old can read the file as far as the line that says so."""
+def test_demo_on_an_old_python_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Python that is too old the demo says so."""
     ast.parse(STORY.read_text(), feature_version=(3, 7))
     monkeypatch.setattr(sys, "version_info", (3, 10, 9))
     with pytest.raises(SystemExit, match=r"the demo needs Python 3\.11 or later") as end:

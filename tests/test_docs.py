@@ -34,8 +34,8 @@ STORE_KEYS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAU
 
 
 @pytest.mark.parametrize("page", [page for page in pages_with_examples() if page.id not in TESTED_ELSEWHERE])
-def test_python_blocks(page: Path, engines: Any, tmp_path: Path) -> None:
-    """Each Python block of a page runs without a warning, one after the other; "localhost" is a server of ours."""
+def test_python_blocks_run(page: Path, engines: Any, tmp_path: Path) -> None:
+    """Each Python block of a page runs without a warning; "localhost" stands for a server of the tests."""
     servers = {name: engines.get(name) for name in servers_of(page)}
     if "postgres" in servers:
         empty_database(servers["postgres"])
@@ -49,30 +49,30 @@ def test_python_blocks(page: Path, engines: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_example(example: Path, tmp_path: Path) -> None:
-    """Each program in examples/ runs without a server, ends by itself, and prints what it did."""
+def test_example_program_runs(example: Path, tmp_path: Path) -> None:
+    """Each program in examples/ runs without a server, ends, and prints what it did."""
     done = run([sys.executable, str(example)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
-def test_there_are_examples() -> None:
-    """The README, and every page of an engine, a primitive, a fence or a lock-free tool, have an example."""
+def test_pages_have_examples() -> None:
+    """The README and every page of an engine, a primitive, a fence or a lock-free tool has an example."""
     tested = {page.id for page in pages_with_examples()}
     folders = ("engines", "primitives", "fences", "lockfree")
     for page in [README, *(page for folder in folders for page in (ROOT / "docs" / folder).glob("[!R]*.md"))]:
         assert str(page.relative_to(ROOT)) in tested
 
 
-def test_every_fence_has_a_page() -> None:
-    """The page on why lists every fence's page."""
+def test_why_fences_links_every_fence() -> None:
+    """The page "why fences" links the page of every fence."""
     why = (ROOT / "docs/why-fences.md").read_text("utf-8")
     for page in (ROOT / "docs/fences").glob("*.md"):
         assert f"(fences/{page.name})" in why
 
 
-def test_command_line_block(tmp_path: Path) -> None:
-    """Each `fencelock` command of the README works, one after the other, in one folder."""
+def test_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """Each `fencelock` command of the README succeeds, one after the other, in one folder."""
     lines = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("fencelock ")]
     assert len(lines) >= 4
     for line in lines:
@@ -81,7 +81,7 @@ def test_command_line_block(tmp_path: Path) -> None:
 
 
 def test_make_targets_exist() -> None:
-    """Every `make` command that the README and CONTRIBUTING name is a target, with a line of help."""
+    """Every `make` command that the README and CONTRIBUTING name is a target with a help text."""
     text = README.read_text("utf-8") + (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     named = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.M))
     helped = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))

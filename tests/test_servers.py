@@ -87,7 +87,7 @@ def test_none(): pass
 @pytest.mark.long
 @pytest.mark.engine("redis", "etcd", "zookeeper", "postgres", "mariadb", own=True)
 def test_killed_run_leaves_no_processes_and_folders(tmp_path: Path) -> None:
-    """When pytest is killed -9, its servers, also a paused one, its proxies and their folders are gone soon after."""
+    """When pytest is killed -9, its servers (also a paused one), its proxies and their folders are soon gone."""
     (tmp_path / "test_it.py").write_text("""
 import time
 def test_it(redis_node, etcd3, zookeeper1, postgres, mariadb, own_postgres, proxy):

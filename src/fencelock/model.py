@@ -1,7 +1,7 @@
 """The values that the layers exchange, and the one admission rule. No I/O and no clock.
 
-A `Claim` is one request to hold a name. Engines keep the claims of a name in order of arrival; `admit` decides which of
-them may hold the name now. An admitted claim becomes a `Grant`; the user holds a `Lease` (`core/lease.py`).
+A `Claim` is one request to hold a name. Engines keep the claims of a name in order of arrival; `blockers` decides which
+of them may hold the name now. An admitted claim becomes a `Grant`; the user holds a `Lease` (`core/lease.py`).
 """
 
 from __future__ import annotations
@@ -184,9 +184,9 @@ class Traits(NamedTuple):
     """Waiters are served in the order in which they came."""
     loss_pushed: bool
     """The engine reports a lock that it dropped immediately; otherwise the next renewal finds out."""
-    shared: bool = True
+    readers: bool = True
     """It has readers: `rwlock`, and `read=` of `multi`."""
-    limit: bool = True
+    permits: bool = True
     """It has permits: `semaphore`."""
     session: bool = False
     """A claim lives as long as a session, not for a ttl of its own."""
@@ -290,35 +290,6 @@ class Snapshot(NamedTuple):
         return tuple(sorted({limit for limit in limits if limit is not None}))
 
 
-class Until(Enum):
-    """Which of the claims in `Blocked.by` must be gone before another attempt can succeed."""
-
-    ALL = "all"
-    ANY = "any"
-
-
-class Admitted:
-    """The claim may hold the name now."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Admitted)
-
-    def __hash__(self) -> int:
-        return hash(Admitted)
-
-    def __repr__(self) -> str:
-        return "Admitted()"
-
-
-class Blocked(NamedTuple):
-    """The claim must wait for the claims in `by`; no other claim needs to be watched."""
-
-    by: tuple[str, ...]
-    until: Until
-
-
 class Contender(Protocol):
     """The part of a claim that admission needs."""
 
@@ -330,20 +301,18 @@ class Contender(Protocol):
     def limit(self) -> int | None: ...
 
 
-ADMITTED = Admitted()
+def blockers(queue: Sequence[Contender], me: Contender) -> tuple[str, ...]:
+    """Return the ids of the earlier claims that `me` has to watch; empty if `me` may hold the name now.
 
-
-def admit(queue: Sequence[Contender], me: Contender) -> Admitted | Blocked:
-    """Decide whether `me` may hold the name, given the claims that came before it, oldest first.
-
-    Only earlier claims count, and no claim overtakes a blocked one. An exclusive claim waits for all earlier ones, a reader
-    for the exclusive ones, a permit until fewer than its own `limit` are ahead. `by` is chosen so that one departure wakes
-    one waiter; only behind permits, each departure wakes all that are blocked.
+    This is the admission rule. `queue` has the claims in order of arrival; only those before `me` count, and no claim
+    overtakes a blocked one. An exclusive claim waits for all earlier ones, a reader for the exclusive ones, a permit until
+    fewer than its own `limit` are ahead. When one of the returned claims is gone, ask again: a departure wakes
+    one writer, or all readers or permits that it blocked.
 
     >>> a, b = Claim("n", 30), Claim("n", 30)
-    >>> admit([a, b], a)
-    Admitted()
-    >>> admit([a, b], b) == Blocked(by=(a.id,), until=Until.ALL)
+    >>> blockers([a, b], a)
+    ()
+    >>> blockers([a, b], b) == (a.id,)
     True
     """
     ahead: list[Contender] = []
@@ -352,16 +321,16 @@ def admit(queue: Sequence[Contender], me: Contender) -> Admitted | Blocked:
             break
         ahead.append(entry)
     if not ahead:
-        return ADMITTED
+        return ()
     if not me.shared:
-        return Blocked((ahead[-1].id,), Until.ALL)
+        return (ahead[-1].id,)
     for entry in reversed(ahead):
         if not entry.shared:
-            return Blocked((entry.id,), Until.ALL)
+            return (entry.id,)
     # Only readers and permits are ahead. A permit with fewer claims ahead of it than its limit holds the name.
     if all(entry.limit is None or place < entry.limit for place, entry in enumerate([*ahead, me])):
-        return ADMITTED
-    return Blocked(tuple(entry.id for entry in ahead), Until.ANY)
+        return ()
+    return tuple(entry.id for entry in ahead)
 
 
 class QueueEntry(Contender, Protocol):
@@ -379,12 +348,12 @@ Q = TypeVar("Q", bound=QueueEntry)
 class QueueUpdate(Generic[Q]):
     """The changes that an engine must write after `advance_queue`."""
 
-    __slots__ = ("admitted", "dead", "first", "holders_end")
+    __slots__ = ("admitted", "expired", "first_blocked", "holders_end")
 
     def __init__(self) -> None:
-        self.dead: list[Q] = []
+        self.expired: list[Q] = []
         self.admitted: list[Q] = []
-        self.first: Q | None = None
+        self.first_blocked: Q | None = None
         """The first waiter: it alone sets a timer for the expiry of the holders."""
         self.holders_end: float | None = None
         """When the first holder expires, by the engine's clock."""
@@ -400,11 +369,11 @@ def advance_queue(queue: Iterable[Q], now: float) -> QueueUpdate[Q]:
     ahead: list[Q] = []
     for entry in queue:
         if entry.expires <= now:
-            update.dead.append(entry)
+            update.expired.append(entry)
             continue
         if entry.token is None:
-            if isinstance(admit(ahead, entry), Blocked):
-                update.first = entry
+            if blockers(ahead, entry):
+                update.first_blocked = entry
                 break
             update.admitted.append(entry)
         elif update.holders_end is None or entry.expires < update.holders_end:

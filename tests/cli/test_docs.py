@@ -18,6 +18,14 @@ def test_help_is_documented(cli: Cli, command: str) -> None:
     assert f"```console\n$ fencelock {command + ' ' if command else ''}--help\n{help}```\n" in DOCS.read_text()
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_example_comes_first(cli: Cli, command: str) -> None:
+    """Each section of docs/cli.md, and each help text after its usage, begins with an example of the command."""
+    section = DOCS.read_text().partition(f"\n## fencelock {command}\n\n")[2]
+    assert re.match(rf"```sh\n.*fencelock {command}\b", section)
+    assert cli(command, "--help").stdout.splitlines()[2].startswith(f"example: fencelock {command}")
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_fits_a_terminal(cli: Cli, command: str) -> None:
     """Help is at most 80 columns wide, and no wider where there is more room."""

@@ -134,6 +134,7 @@ def test_wrong_arguments(cli: Cli) -> None:
     for arguments in (
         ("once", "bill", "--", "true"),
         ("once", "bill", "monday"),
+        ("once", "bill", "monday", "./bill", "--all"),
         ("once", "bill", "monday", "tuesday", "--", "true"),
         ("once", "bill", "monday", "--attempts", "0", "--", "true"),
         ("cron", "bill", "--", "true"),
@@ -143,3 +144,4 @@ def test_wrong_arguments(cli: Cli) -> None:
     ):
         done = cli(*arguments)
         assert (done.returncode, done.stderr.count("\n")) == (64, 1), arguments
+    assert "put -- before the command, as in `fencelock once" in cli("once", "bill", "monday", "./bill", "--all").stderr

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from fencelock import connect
-from fencelock.cli.ls import columns
+from fencelock.cli.look import columns
 from tests.cli.conftest import FENCELOCK, UNTIL_TOLD, Cli
 from tests.servers.redis import Redis, RedisNodes
 from tests.support.waiting import LONG, eventually_blocking
@@ -37,6 +37,7 @@ def test_ls(cli: Cli) -> None:
 
 def test_ls_of_nothing(cli: Cli) -> None:
     """At a terminal `ls` says that there is nothing to list; a program that reads it gets nothing."""
+    assert cli("run", "x", "--", "true").returncode == 0
     engine = f"fencelock: engine sqlite:///{cli.database}\n"
     master, slave = os.openpty()
     try:
@@ -47,6 +48,27 @@ def test_ls_of_nothing(cli: Cli) -> None:
         os.close(slave)
     piped = cli("ls")
     assert (piped.stdout, piped.stderr) == ("", engine)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls"], ["jobs"], ["show", "x"], ["watch", "x"], ["leader", "x"], ["release", "x", "--force", "--reason", "test"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_looking_creates_no_database(cli: Cli, arguments: list[str]) -> None:
+    """A SQLite file that does not exist gives 69 and its path, and is not created: the path may be misspelt."""
+    result = cli(*arguments, "--url", "sqlite:lokcs.db")
+    assert (result.returncode, result.stdout) == (69, "")
+    assert result.stderr.startswith(f"fencelock: there is no database at {cli.file('lokcs.db')}: ")
+    assert result.stderr.count("\n") == 1
+    assert list(cli.folder.iterdir()) == []
+
+
+def test_redis_database_that_does_not_exist(cli: Cli, redis_node: Redis) -> None:
+    """The number of a database that the server does not have gives 69 and the usual range."""
+    result = cli("ls", "--url", f"redis://{redis_node.address}/9999999")
+    assert result.returncode == 69
+    assert "DB index is out of range; a server has the databases 0 to 15" in result.stderr
 
 
 def test_ls_with_wide_characters(cli: Cli) -> None:
@@ -76,6 +98,10 @@ def test_name_that_begins_with_a_dash(cli: Cli) -> None:
         (["show"], "the lock's NAME is missing"),
         (["show", "-x"], "there is no option -x; a name that begins with a dash is given as --name=-x"),
         (["run", "-x", "--", "true"], "there is no option -x; a name that begins with a dash is given as --name=-x"),
+        (["run", "x", "--timeot", "5", "--", "true"], "there is no option --timeot (did you mean --timeout?); see"),
+        (["run", "x", "--timeot=5", "true"], "there is no option --timeot=5 (did you mean --timeout?); see"),
+        (["ls", "--jsn"], "there is no option --jsn (did you mean --json?); see fencelock ls --help"),
+        (["schema", "--print", "x"], "unrecognized arguments: x"),
         (["show", "--name", "a", "b"], "unrecognized arguments: b"),
         (["show", "a", "--json", "b"], "unrecognized arguments: b"),
     ],
@@ -89,6 +115,7 @@ def test_name_that_is_missing_or_doubled(cli: Cli, arguments: list[str], words: 
 
 def test_ls_json(cli: Cli) -> None:
     """`ls --json` has the documented keys."""
+    assert cli("run", "x", "--", "true").returncode == 0
     engine = f"sqlite:///{cli.database}"
     assert cli.json("ls") == {"engine": engine, "locks": []}
     cli.hold("x", "--owner", "me", "--ttl", "20")
@@ -103,6 +130,7 @@ def test_ls_json(cli: Cli) -> None:
 
 def test_show(cli: Cli) -> None:
     """`show` tells about holders and waiters in order, and about a name that is free."""
+    assert cli("run", "x", "--", "true").returncode == 0
     assert cli("show", "x").stdout == "x: free\n"
     cli.hold("x", "--owner", "me")
     for owner in ("first", "second"):
@@ -143,6 +171,7 @@ def test_show_readers_and_candidates(cli: Cli) -> None:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_watch(cli: Cli, as_json: bool) -> None:
     """`watch` prints the state and then a line for each change; Ctrl-C ends it."""
+    assert cli("run", "x", "--", "true").returncode == 0
     watch = cli.start("watch", "x", *(["--json"] if as_json else []))
     assert watch.stdout is not None
     first = watch.stdout.readline()
@@ -201,6 +230,7 @@ def test_engine_is_shown_without_its_password(cli: Cli, own_redis: Callable[...,
 
 def test_engine_of_a_relative_path(cli: Cli) -> None:
     """Of a database in the current folder, the whole path is shown: another folder would be another engine."""
+    assert cli("run", "x", "--", "true").returncode == 0
     assert cli("ls", "--url", "sqlite:locks.db").stderr == f"fencelock: engine sqlite:///{cli.folder}/locks.db\n"
 
 
@@ -292,7 +322,10 @@ def test_top(cli: Cli) -> None:
     assert cli("--version").stdout.startswith("fencelock 0.")
     assert cli().stdout == cli("--help").stdout == cli("-h").stdout
     unknown = cli("lock")
-    assert (unknown.returncode, "there is no command 'lock'" in unknown.stderr) == (64, True)
+    assert (unknown.returncode, "there is no command 'lock'; there are run, elect" in unknown.stderr) == (64, True)
+    misspelt = cli("relaese")
+    assert misspelt.returncode == 64
+    assert "there is no command 'relaese' (did you mean release?)" in misspelt.stderr
     misplaced = cli("--url", "sqlite://", "ls")
     assert (misplaced.returncode, "after the command" in misplaced.stderr) == (64, True)
 
@@ -352,6 +385,7 @@ def test_terminal_that_cannot_show_it_all(cli: Cli, encoding: str) -> None:
 
 def test_module_and_script_are_the_same(cli: Cli) -> None:
     """`python -m fencelock` and the installed script answer alike."""
+    assert cli("run", "x", "--", "true").returncode == 0
     script = FENCELOCK[0].rpartition("/")[0] + "/fencelock"
     bare = subprocess.run([script, "ls", "--json"], env=cli.env, capture_output=True, text=True, check=True)
     assert json.loads(bare.stdout) == cli.json("ls")

@@ -58,5 +58,9 @@ def test_fences_in_redis(cli: Cli, redis_node: Redis) -> None:
 def test_wrong_arguments(cli: Cli) -> None:
     """Without a reason, with an empty one, or with a URL of no database, nothing moves."""
     assert cli("rebase", "--url", "sqlite:x.db", "--token", "5").returncode == 64
+    missing = cli("rebase", "--url", "sqlite:x.db", "--token", "5", *REASON)
+    assert (missing.returncode, "there is no database at" in missing.stderr) == (69, True)
+    assert not cli.file("x.db").exists()
+    cli.file("x.db").touch()
     assert cli("rebase", "--url", "sqlite:x.db", "--token", "5", "--reason", " ").returncode == 64
     assert cli("rebase", "--url", "etcd://localhost", "--token", "5", *REASON).returncode == 64

@@ -75,6 +75,17 @@ def test_command_that_cannot_start(cli: Cli, name: str, mode: int | None, text: 
     assert cli("run", "x", "--no-wait", "--", "true").returncode == 0
 
 
+@pytest.mark.parametrize("dashes", [["--"], []])
+def test_command_in_one_quoted_string(cli: Cli, dashes: list[str]) -> None:
+    """A command line in quotes is one word and no program: 127, and a line that says how to write it."""
+    result = cli("run", "x", *dashes, "echo hi")
+    assert (result.returncode, result.stdout) == (127, "")
+    assert result.stderr == (
+        "fencelock: 'echo hi' was not found; did you mean `-- echo hi`, without quotes? For a line of shell: "
+        "-- sh -c 'echo hi'\n"
+    )
+
+
 def test_command_that_is_a_folder(cli: Cli) -> None:
     """A folder in the place of the command is called one: no chmod would help."""
     result = cli("run", "x", "--", "/tmp")
@@ -94,7 +105,7 @@ def test_unknown_option(cli: Cli) -> None:
     for arguments in (["x", "--wait", "--", "true"], ["x", "--wait"]):
         result = cli("run", *arguments)
         assert result.returncode == 64
-        assert "unrecognized arguments: --wait" in result.stderr
+        assert "there is no option --wait" in result.stderr
 
 
 def test_not_acquired(cli: Cli) -> None:

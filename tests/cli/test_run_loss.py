@@ -165,7 +165,7 @@ class Slow(supervise.Supervisor):
         time.sleep(0.5)
 
 supervise.Supervisor = Slow
-sys.exit(run_command("run", sys.argv[1:]))
+sys.exit(run_command("run", "run", sys.argv[1:]))
 """
 
 

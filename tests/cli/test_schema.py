@@ -115,25 +115,18 @@ def fence_table(url: str) -> list[str]:
     """Return the fence's resources; fails if there is no table."""
     from fencelock.cli.database import connect
 
-    connection = connect(url)
-    try:
+    with connect(url) as connection:
         cursor = connection.cursor()
         cursor.execute("SELECT resource FROM fencelock_fence")
         return [str(row[0]) for row in cursor.fetchall()]
-    finally:
-        connection.close()
 
 
 def run(url: str, statement: str) -> None:
     """Run a statement as the application's owner."""
     from fencelock.cli.database import connect
 
-    connection = connect(url)
-    try:
+    with connect(url) as connection:
         connection.cursor().execute(statement)
-        connection.commit()
-    finally:
-        connection.close()
 
 
 def drop(url: str, table: str) -> None:
@@ -204,9 +197,8 @@ def test_lockfree(cli: Cli, pg: Postgres, mariadb: MariaDB, tmp_path: Path, kind
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
         assert f"the tables of fencelock.lockfree are {words}" in done.stderr
     assert fence_table(url) == (["b''"] if kind == "mariadb" else [])  # which the outbox's relay needs
-    connection = connect(url)
-    assert Outbox("of the test of the schema").pending(connection) == 0
-    connection.close()
+    with connect(url) as connection:
+        assert Outbox("of the test of the schema").pending(connection) == 0
     assert "CREATE TABLE IF NOT EXISTS fencelock_outbox" in cli("schema", "--lockfree", "--print").stdout
     assert cli("schema", "--lockfree", "--fence", "--print").returncode == 64
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.engines import ENGINE_CASES, EngineCase
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import RUNTIMES, LocksView
 from tests.contract.ttl_scale import TtlScale
 from tests.servers.plugin import Session
@@ -47,12 +47,12 @@ def ttl_scale(case: EngineCase) -> TtlScale:
 
 
 @pytest.fixture
-def factory(url: str, runtime_name: str, ttl_scale: TtlScale) -> ClientFactory:
+def factory(url: str, runtime_name: str, ttl_scale: TtlScale) -> MakeClient:
     """Makes clients, engines and workers of the engine in a runtime."""
-    return ClientFactory(url, runtime_name, ttl_scale)
+    return MakeClient(url, runtime_name, ttl_scale)
 
 
 @pytest.fixture
-def locks(factory: ClientFactory) -> LocksView:
+def locks(factory: MakeClient) -> LocksView:
     """A client."""
     return factory.connect()

@@ -1,4 +1,4 @@
-"""The engines that the contract suite runs on. A new engine joins by adding one line to ENGINES."""
+"""The engines that the contract suite runs on. A new engine joins by adding one line to ENGINE_CASES."""
 
 from __future__ import annotations
 

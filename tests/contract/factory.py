@@ -17,7 +17,7 @@ from tests.contract.ttl_scale import UNSCALED, TtlScale
 from tests.contract.worker import Worker
 
 
-class ClientFactory:
+class MakeClient:
     """Makes clients, engines and worker processes for one URL in one runtime; `finish` closes them."""
 
     def __init__(self, url: str, runtime_name: str, ttl_scale: TtlScale = UNSCALED) -> None:

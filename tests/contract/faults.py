@@ -1,4 +1,4 @@
-"""A fault injector around a real engine: it loses answers, delays them, or refuses to ask."""
+"""A fault injector around a real engine: it loses replies, delays them, or refuses requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Faulty:
-    """Does what the engine does, but for the faults that were ordered, one per call, in order."""
+    """Forwards each call to the engine, except for the requested faults: one for each call, in order."""
 
     def __init__(self, inner: Engine, runtime: Runtime) -> None:
         self.inner = inner
@@ -30,38 +30,38 @@ class Faulty:
 
     @classmethod
     def around(cls, locks: Any) -> Faulty:
-        """Put one between a client and its engine."""
+        """Put a fault injector between a client and its engine."""
         client = client_of(locks)
         faulty = cls(client.engine, client.runtime)
         client.engine = faulty
         return faulty
 
     def allow(self, call: str, times: int = 1) -> None:
-        """Carry out the next calls as they are, before the faults that are ordered after this."""
+        """Forward the next calls; faults that are requested later apply after them."""
         self._faults[call] += [("", 0.0)] * times
 
     def lose(self, call: str, times: int = 1) -> None:
-        """Carry out the next calls and lose their answers."""
+        """Forward the next calls and lose their replies."""
         self._faults[call] += [("lose", 0.0)] * times
 
     def slow(self, call: str, times: int, seconds: float) -> None:
-        """Carry out the next calls and answer late."""
+        """Forward the next calls and return their replies late."""
         self._faults[call] += [("slow", seconds)] * times
 
     def late(self, call: str, times: int, seconds: float) -> None:
-        """Carry out the next calls late: the requests take so long on their way."""
+        """Forward the next calls late, as if the requests took long on their way."""
         self._faults[call] += [("late", seconds)] * times
 
     def refuse(self, call: str, times: int = 1, seconds: float = 0.0) -> None:
-        """Fail the next calls before anything is done."""
+        """Refuse the next calls: the engine does not get them, and the client knows it."""
         self._faults[call] += [("refuse", seconds)] * times
 
     def drop(self, call: str, times: int = 1) -> None:
-        """Carry nothing out and do not answer: the request was lost on its way."""
+        """Drop the next calls: the engine does not get them, and the client gets no reply."""
         self._faults[call] += [("drop", 0.0)] * times
 
     def heal(self) -> None:
-        """No more faults."""
+        """Remove all faults."""
         self._faults.clear()
 
     async def _through(self, call: str, work: Awaitable[T]) -> T:
@@ -153,7 +153,7 @@ class FaultyRecords:
 
 
 class FaultyRates:
-    """The rates of an engine, with the faults that were ordered for `reserve`."""
+    """The rates of the engine, with the faults of `reserve`."""
 
     def __init__(self, faulty: Faulty) -> None:
         self._faulty = faulty

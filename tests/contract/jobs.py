@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fencelock.primitives.runs import Run
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView
 
 Work = Callable[[Any], Awaitable[object]]
@@ -26,7 +26,7 @@ async def until_lost(slot: Any) -> None:
 class JobView:
     """A `Once` or a `Schedule`."""
 
-    def __init__(self, factory: ClientFactory, raw: Any) -> None:
+    def __init__(self, factory: MakeClient, raw: Any) -> None:
         self.raw = raw
         self._blocking = factory.runtime_name == "blocking"
         self._call = factory.call
@@ -69,16 +69,16 @@ class JobView:
         await (self._call(self.raw.__exit__, *error) if self._blocking else self.raw.__aexit__(*error))
 
 
-def once(factory: ClientFactory, locks: LocksView, name: str, slot: str, **options: Any) -> JobView:
+def once(factory: MakeClient, locks: LocksView, name: str, slot: str, **options: Any) -> JobView:
     """Return `locks.once(…)`."""
     return JobView(factory, locks.raw.once(name, slot, **factory.ttl_scale.options(options)))
 
 
 def schedule(
-    factory: ClientFactory, locks: LocksView, name: str, clock: Callable[[], float] | None = None, **options: Any
+    factory: MakeClient, locks: LocksView, name: str, clock: Callable[[], float] | None = None, **options: Any
 ) -> JobView:
     """Return `locks.schedule(…)`, perhaps with another wall clock."""
     view = JobView(factory, locks.raw.schedule(name, **factory.ttl_scale.options(options)))
     if clock is not None:
-        view.raw._factory.clock = clock
+        view.raw._schedule.clock = clock
     return view

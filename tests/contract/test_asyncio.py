@@ -13,7 +13,7 @@ import pytest
 import fencelock
 from fencelock import DifferentLoop, LeaseLost, LockTimeout, LossReason, aio
 from fencelock.core.leftovers import CLEANUP_SECONDS
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LeaseView, LocksView, LockView, client_of
 from tests.contract.steps import background, cancel_at_every_step, is_free, renewed, take, wait_until_unclaimed, waiting
@@ -23,8 +23,8 @@ from tests.support.waiting import SOON
 pytestmark = pytest.mark.runtime_name("aio")
 
 
-async def test_cancelled_at_every_step_of_a_free_acquire(factory: ClientFactory, locks: LocksView) -> None:
-    """Wherever an acquire is cancelled, nothing is left behind and the next one succeeds at once."""
+async def test_acquire_cancelled_at_any_step_leaves_no_claim(factory: MakeClient, locks: LocksView) -> None:
+    """An acquire of a free lock that is cancelled at any step leaves no claim, and the next acquire succeeds at once."""
 
     async def after() -> None:
         assert await is_free(locks, "x")
@@ -41,8 +41,8 @@ async def test_cancelled_at_every_step_of_a_free_acquire(factory: ClientFactory,
         assert await cancel_at_every_step(first, after) >= 1
 
 
-async def test_cancelled_at_every_step_of_a_wait(factory: ClientFactory, locks: LocksView) -> None:
-    """Wherever a waiting acquire is cancelled, its queue entry is removed."""
+async def test_waiter_cancelled_at_any_step_leaves_the_queue(factory: MakeClient, locks: LocksView) -> None:
+    """An acquire that is cancelled at any step of its wait removes its queue entry."""
     other = factory.connect()
     holder = await other.lock("x").acquire()
     for steps in range(30):
@@ -59,8 +59,10 @@ async def test_cancelled_at_every_step_of_a_wait(factory: ClientFactory, locks: 
     assert await is_free(other, "x")
 
 
-async def test_cancelled_at_every_step_of_a_hand_over(factory: ClientFactory, locks: LocksView) -> None:
-    """Wherever a waiter is cancelled while it is handed the lock, either it has the lease or the next gets it."""
+async def test_waiter_cancelled_at_any_step_of_the_grant_keeps_or_passes_the_lock(
+    factory: MakeClient, locks: LocksView
+) -> None:
+    """A waiter that is cancelled at any step of its grant either returns the lease or the next waiter gets the lock."""
     other = factory.connect()
     for steps in range(30):
         holder = await other.lock("x").acquire()
@@ -77,8 +79,8 @@ async def test_cancelled_at_every_step_of_a_hand_over(factory: ClientFactory, lo
         assert await is_free(other, "x")
 
 
-async def test_cancelled_at_every_step_of_a_release(locks: LocksView) -> None:
-    """Wherever a release is cancelled, the lock is released all the same."""
+async def test_release_cancelled_at_any_step_still_releases(locks: LocksView) -> None:
+    """A release that is cancelled at any step still frees the lock."""
     for steps in range(20):
         lease = await locks.lock("x").acquire()
         task = asyncio.ensure_future(lease.release())
@@ -95,8 +97,8 @@ async def test_cancelled_at_every_step_of_a_release(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_cancelled_release_on_an_engine_that_stalls(locks: LocksView) -> None:
-    """A release that is cancelled while it is sent, or while it pauses for another try, still happens."""
+async def test_release_cancelled_during_a_stall_still_releases(locks: LocksView) -> None:
+    """A release that is cancelled while it is sent, or between two tries, still frees the lock."""
     faulty = Faulty.around(locks)
     for fault in ("slow", "lose", "drop"):
         lease = await locks.lock("x").acquire()
@@ -112,8 +114,8 @@ async def test_cancelled_release_on_an_engine_that_stalls(locks: LocksView) -> N
         assert await is_free(locks, "x")
 
 
-async def test_cancelled_twice(factory: ClientFactory, locks: LocksView) -> None:
-    """A second cancellation does not break off the clean-up of the first."""
+async def test_second_cancellation_does_not_stop_the_clean_up(factory: MakeClient, locks: LocksView) -> None:
+    """A second cancellation does not stop the clean-up after the first one."""
     other = factory.connect()
     faulty = Faulty.around(locks)
     async with other.lock("x"):
@@ -129,8 +131,8 @@ async def test_cancelled_twice(factory: ClientFactory, locks: LocksView) -> None
 
 
 @pytest.mark.client_side
-async def test_cancelled_on_an_engine_that_hangs(locks: LocksView) -> None:
-    """A cancellation comes out although nothing can be undone: an engine that does not answer is given up after a while."""
+async def test_cancelled_acquire_returns_although_the_engine_hangs(locks: LocksView) -> None:
+    """A cancelled acquire raises CancelledError after a bounded time, although the engine never replies to its clean-up."""
     faulty = Faulty.around(locks)
     faulty.slow("attempt", 1, 600)
     faulty.slow("abandon", 1, 600)
@@ -141,8 +143,8 @@ async def test_cancelled_on_an_engine_that_hangs(locks: LocksView) -> None:
         await asyncio.wait_for(task, CLEANUP_SECONDS + SOON)
 
 
-async def test_task_group_cancels_waiters(factory: ClientFactory, locks: LocksView) -> None:
-    """When a task group cancels ten waiters, ten claims leave the queue."""
+async def test_task_group_cancels_waiters(factory: MakeClient, locks: LocksView) -> None:
+    """When a task group cancels ten waiters, all ten claims leave the queue."""
     other = factory.connect()
     async with other.lock("x"):
         with pytest.raises(ExceptionGroup) as caught:
@@ -156,11 +158,11 @@ async def test_task_group_cancels_waiters(factory: ClientFactory, locks: LocksVi
     assert await is_free(other, "x")
 
 
-async def test_timeout_races_with_the_grant(factory: ClientFactory, locks: LocksView) -> None:
-    """`asyncio.timeout` around acquire: either the caller has the lease or nobody does."""
+async def test_asyncio_timeout_that_races_with_the_grant(factory: MakeClient, locks: LocksView) -> None:
+    """With `asyncio.timeout` around acquire, either the caller gets the lease or the lock is free."""
     other = factory.connect()
     chance = random.Random(1)
-    had, missed, span = 0, 0, 0.004
+    granted, missed, span = 0, 0, 0.004
     for _ in range(80):
         holder = await other.lock("x").acquire()
 
@@ -178,17 +180,17 @@ async def test_timeout_races_with_the_grant(factory: ClientFactory, locks: Locks
             await releasing
         span *= 1.15 if lease is None else 0.87  # so that as many have it as not, on any engine and any machine
         if lease is not None:
-            had += 1
+            granted += 1
             lease.check()
             assert not await is_free(other, "x")
             await lease.release()
         assert await is_free(other, "x")
-    assert had
+    assert granted
     assert missed
 
 
-async def test_wait_for_races_with_the_grant(factory: ClientFactory, locks: LocksView) -> None:
-    """`asyncio.wait_for` around acquire leaves nothing behind, either."""
+async def test_asyncio_wait_for_that_races_with_the_grant(factory: MakeClient, locks: LocksView) -> None:
+    """With `asyncio.wait_for` around acquire, either the caller gets the lease or the lock is free."""
     other = factory.connect()
     chance = random.Random(2)
     for _ in range(60):
@@ -208,8 +210,8 @@ async def test_wait_for_races_with_the_grant(factory: ClientFactory, locks: Lock
         assert await take(other, "x") > holder.token
 
 
-async def test_own_timeout_races_with_the_grant(factory: ClientFactory, locks: LocksView) -> None:
-    """The lock's own timeout racing with the grant: LockTimeout and nothing left, or a lease."""
+async def test_acquire_timeout_that_races_with_the_grant(factory: MakeClient, locks: LocksView) -> None:
+    """When acquire's timeout ends as the lock is granted, the caller gets a lease, or LockTimeout and the lock is free."""
     other = factory.connect()
     chance = random.Random(3)
     for _ in range(80):
@@ -231,7 +233,7 @@ async def test_own_timeout_races_with_the_grant(factory: ClientFactory, locks: L
 
 @pytest.mark.client_side
 async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
-    """On loss the body is cancelled at its await, LeaseLost comes out, and the task is not left cancelled."""
+    """A loss cancels the body at its await; the block raises LeaseLost, and the task is not cancelled afterwards."""
     task = asyncio.current_task()
     assert task is not None
     begun = time.monotonic()
@@ -246,7 +248,7 @@ async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
 
 
 async def test_body_is_cancelled_on_forced_release(locks: LocksView) -> None:
-    """A forced release cancels the body by the next renewal."""
+    """A forced release cancels the body at the next renewal at the latest."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=1):
             await locks.force_release("x", reason="test")
@@ -255,8 +257,8 @@ async def test_body_is_cancelled_on_forced_release(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_cancel_from_outside_stays_cancelled(locks: LocksView) -> None:
-    """A cancellation from outside comes out as CancelledError, and the lock is released."""
+async def test_cancellation_from_outside_raises_cancelled_error(locks: LocksView) -> None:
+    """A body that other code cancels raises CancelledError, and its lock is released."""
 
     async def work() -> None:
         async with locks.lock("x"):
@@ -272,8 +274,8 @@ async def test_cancel_from_outside_stays_cancelled(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_cancel_from_outside_and_loss(locks: LocksView) -> None:
-    """When both happen, the cancellation from outside wins and carries a note of the loss."""
+async def test_cancellation_from_outside_wins_over_the_loss(locks: LocksView) -> None:
+    """If a body is cancelled from outside and loses its lease, it raises CancelledError with a note about the loss."""
     seen: list[BaseException] = []
 
     async def work() -> None:
@@ -296,8 +298,8 @@ async def test_cancel_from_outside_and_loss(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_body_that_swallows_the_cancellation(locks: LocksView) -> None:
-    """A body that swallows our cancellation and ends normally still gets LeaseLost."""
+async def test_body_that_swallows_the_cancellation_gets_lease_lost(locks: LocksView) -> None:
+    """A body that swallows the cancellation of a loss and ends normally still gets LeaseLost."""
     task = asyncio.current_task()
     assert task is not None
     with pytest.raises(LeaseLost):
@@ -311,7 +313,7 @@ async def test_body_that_swallows_the_cancellation(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 async def test_body_that_turns_the_cancellation_into_its_own_error(locks: LocksView) -> None:
-    """An error that the body raises instead wins and gets a note."""
+    """An error that the body raises instead of the cancellation comes out, with a note about the loss."""
     task = asyncio.current_task()
     assert task is not None
     with pytest.raises(ZeroDivisionError) as caught:
@@ -325,8 +327,8 @@ async def test_body_that_turns_the_cancellation_into_its_own_error(locks: LocksV
 
 
 @pytest.mark.client_side
-async def test_nested_locks_lost_together(locks: LocksView) -> None:
-    """Two nested locks that are lost at the same time end in one LeaseLost, and the task is not left cancelled."""
+async def test_nested_locks_lost_together_raise_one_lease_lost(locks: LocksView) -> None:
+    """Two nested locks that are lost at the same time raise one LeaseLost, and the task is not cancelled afterwards."""
     task = asyncio.current_task()
     assert task is not None
     with pytest.raises(LeaseLost):
@@ -337,8 +339,8 @@ async def test_nested_locks_lost_together(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_inner_lock_lost(locks: LocksView) -> None:
-    """When only the inner lock is lost, the outer block can catch it and go on."""
+async def test_loss_of_the_inner_lock_leaves_the_outer_block_running(locks: LocksView) -> None:
+    """When only the inner lock is lost, the outer block can catch LeaseLost and continue."""
     async with locks.lock("x", ttl=30) as outer:
         with pytest.raises(LeaseLost):
             async with locks.lock("y", ttl=0.25, renew=False):
@@ -348,13 +350,14 @@ async def test_inner_lock_lost(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_lease_shared_by_tasks(locks: LocksView) -> None:
-    """On loss, the tasks that are inside a block of the lease are cancelled, and no task that has left it."""
+async def test_loss_cancels_the_tasks_inside_a_block_of_the_lease(locks: LocksView) -> None:
+    """A loss cancels the tasks that are inside a block of the lease, and no task that has left its block."""
     await left_before_the_loss(locks, await locks.lock("x", ttl=1).acquire())
 
 
-async def test_lease_of_a_block_shared_with_another_task(locks: LocksView) -> None:
-    """The same, if the first block is the lock's own and the second is that of the lease it gave."""
+@pytest.mark.client_side
+async def test_loss_cancels_tasks_in_a_block_of_the_lock_and_in_one_of_its_lease(locks: LocksView) -> None:
+    """A loss cancels one task in the block of the lock and another one in a block of its lease."""
     await left_before_the_loss(locks, locks.lock("x", ttl=1))
 
 
@@ -389,8 +392,9 @@ async def left_before_the_loss(locks: LocksView, first: LockView | LeaseView) ->
         assert gone.cancelling() == 0
 
 
-async def test_lease_entered_again_and_left(locks: LocksView) -> None:
-    """A task that left the inner one of its two blocks of a lease is still guarded, and so is one that came meanwhile."""
+@pytest.mark.client_side
+async def test_task_that_left_its_inner_block_is_still_cancelled_on_loss(locks: LocksView) -> None:
+    """A loss cancels a task that has left the inner of its two blocks of a lease, and a task that entered in between."""
     task = asyncio.current_task()
     assert task is not None
     lease = await locks.lock("x", ttl=1).acquire()
@@ -414,8 +418,8 @@ async def test_lease_entered_again_and_left(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_lease_lost_in_a_block_within_its_block(locks: LocksView) -> None:
-    """A loss in the inner one of two blocks of a lease ends both with one LeaseLost, and the task is not left cancelled."""
+async def test_loss_in_nested_blocks_of_one_lease_raises_lease_lost_once(locks: LocksView) -> None:
+    """A loss inside two nested blocks of one lease ends both with one LeaseLost, and the task is not cancelled afterwards."""
     task = asyncio.current_task()
     assert task is not None
     with pytest.raises(LeaseLost):
@@ -426,8 +430,8 @@ async def test_lease_lost_in_a_block_within_its_block(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_block_left_by_another_task(locks: LocksView) -> None:
-    """A block that one task entered and another leaves, as fixtures do, is left like any other."""
+async def test_block_may_be_left_by_another_task(locks: LocksView) -> None:
+    """A block that one task entered may be left by another one, as pytest fixtures do."""
     lease = await locks.lock("x", ttl=1).acquire()
 
     async def enter() -> None:
@@ -445,8 +449,8 @@ async def test_block_left_by_another_task(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_timeout_inside_the_block(locks: LocksView) -> None:
-    """A timeout inside the body is the body's own affair."""
+async def test_timeout_inside_the_block_raises_timeout_error(locks: LocksView) -> None:
+    """An `asyncio.timeout` inside the body raises TimeoutError there, and the lease continues."""
     async with locks.lock("x") as lease:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
@@ -455,8 +459,8 @@ async def test_timeout_inside_the_block(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_timeout_around_the_block(locks: LocksView) -> None:
-    """A timeout around the block ends the body with TimeoutError and releases the lock."""
+async def test_timeout_around_the_block_releases_the_lock(locks: LocksView) -> None:
+    """An `asyncio.timeout` around the block ends the body with TimeoutError and releases the lock."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             async with locks.lock("x"):
@@ -465,8 +469,8 @@ async def test_timeout_around_the_block(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_timeout_around_a_lost_block(locks: LocksView) -> None:
-    """LeaseLost passes through timeouts that did not strike, on both sides of the block."""
+async def test_lease_lost_passes_through_timeouts(locks: LocksView) -> None:
+    """LeaseLost passes unchanged through an `asyncio.timeout` inside the block and one around it."""
     task = asyncio.current_task()
     assert task is not None
     with pytest.raises(LeaseLost):
@@ -477,8 +481,11 @@ async def test_timeout_around_a_lost_block(locks: LocksView) -> None:
     assert task.cancelling() == 0
 
 
-async def test_loop_blocked_past_the_deadline(factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A holder whose loop was blocked past the deadline knows by its own clock, before it does anything else."""
+@pytest.mark.client_side
+async def test_holder_sees_the_loss_after_its_loop_was_blocked(
+    factory: MakeClient, locks: LocksView, ttl_scale: TtlScale
+) -> None:
+    """A holder whose event loop was blocked past the deadline sees the loss by its own clock before it does anything else."""
     other = factory.connect()
     with pytest.raises(LeaseLost):
         async with locks.lock("x", ttl=0.3) as lease:
@@ -490,8 +497,10 @@ async def test_loop_blocked_past_the_deadline(factory: ClientFactory, locks: Loc
     assert await take(other, "x") > lease.token
 
 
-async def test_loop_blocked_while_waiting(factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A waiter whose loop is blocked for longer than its ttl gets a good lease in the end."""
+async def test_waiter_gets_a_good_lease_after_its_loop_was_blocked(
+    factory: MakeClient, locks: LocksView, ttl_scale: TtlScale
+) -> None:
+    """A waiter whose event loop was blocked for longer than its ttl still gets a lease that it can trust."""
     with fencelock.connect(factory.url) as others:
         holder = others.lock("x", ttl=5).acquire()
         async with background(locks.lock("x", ttl=0.6).acquire()) as (task,):
@@ -505,8 +514,9 @@ async def test_loop_blocked_while_waiting(factory: ClientFactory, locks: LocksVi
             await lease.release()
 
 
-async def test_second_loop(factory: ClientFactory, locks: LocksView) -> None:
-    """A client used from a second event loop says so; a new client works there."""
+@pytest.mark.client_side
+async def test_client_in_use_refuses_a_second_loop(factory: MakeClient, locks: LocksView) -> None:
+    """A client that one event loop uses raises DifferentLoop in another one; a new client works there."""
     async with locks.lock("x"):
         outcome: list[Any] = []
 
@@ -528,8 +538,8 @@ async def test_second_loop(factory: ClientFactory, locks: LocksView) -> None:
         assert outcome[1] is None
 
 
-def test_client_in_a_second_event_loop(locks: LocksView) -> None:
-    """A client outlives its event loop: in the next one it acquires, waits, renews and closes."""
+def test_client_works_in_the_next_event_loop(locks: LocksView) -> None:
+    """After its event loop has ended, a client acquires, waits, renews and closes in the next one."""
 
     async def first() -> None:
         lease = await locks.lock("x", ttl=5).acquire()
@@ -549,8 +559,8 @@ def test_client_in_a_second_event_loop(locks: LocksView) -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_loop_closed_without_cancelling(locks: LocksView, held: bool) -> None:
-    """After a loop that was closed with everything still pending there, leases of the next one are renewed."""
+def test_leases_are_renewed_after_a_loop_was_closed_with_pending_tasks(locks: LocksView, held: bool) -> None:
+    """After an event loop was closed with tasks still pending, the client renews its leases in the next loop."""
     kept: list[Any] = []
 
     async def first() -> None:
@@ -572,8 +582,8 @@ def test_loop_closed_without_cancelling(locks: LocksView, held: bool) -> None:
         loop.close()
 
 
-def test_loop_that_ends_under_its_leases(locks: LocksView) -> None:
-    """Leases and waiters of a loop that was closed keep nobody out for longer than their ttl."""
+def test_claims_of_a_closed_loop_end_with_their_ttl(locks: LocksView) -> None:
+    """Leases and waiters of a closed event loop block other clients for one ttl at most."""
     kept: list[Any] = []
 
     async def first() -> None:
@@ -592,8 +602,8 @@ def test_loop_that_ends_under_its_leases(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_lease_looked_at_by_a_thread(locks: LocksView) -> None:
-    """A thread may look at a lease of a task's, and its loss reaches the task."""
+async def test_loss_seen_by_a_thread_cancels_the_task(locks: LocksView) -> None:
+    """A thread may read a task's lease; if it is the first to see the loss, the task is cancelled."""
     with pytest.raises(LeaseLost):
         async with locks.lock("x", ttl=0.3, renew=False) as lease:
 
@@ -608,10 +618,10 @@ async def test_lease_looked_at_by_a_thread(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_loss_seen_by_a_thread_is_told_on_the_loop(factory: ClientFactory) -> None:
-    """`on_lost` is called on the event loop, also if a thread that looked at the lease was the first to see its loss."""
-    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    locks = factory.connect(on_lost=lambda *_: told.set_result(threading.get_ident()))
+async def test_on_lost_is_called_on_the_event_loop(factory: MakeClient) -> None:
+    """`on_lost` is called on the event loop, even if a thread that read the lease was the first to see the loss."""
+    losses: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    locks = factory.connect(on_lost=lambda *_: losses.set_result(threading.get_ident()))
     lease = await locks.lock("x", ttl=0.25, renew=False).acquire()
 
     def look() -> None:
@@ -619,23 +629,23 @@ async def test_loss_seen_by_a_thread_is_told_on_the_loop(factory: ClientFactory)
             pass
 
     await asyncio.to_thread(look)
-    assert await asyncio.wait_for(told, SOON) == threading.get_ident()
+    assert await asyncio.wait_for(losses, SOON) == threading.get_ident()
 
 
 @pytest.mark.client_side
-async def test_loss_is_told_before_the_client_is_closed(factory: ClientFactory, ttl_scale: TtlScale) -> None:
-    """`on_lost` is called also if the renewer sees the loss in the iteration of the loop in which body and client end."""
-    told: list[LossReason] = []
+async def test_on_lost_is_called_before_the_client_closes(factory: MakeClient, ttl_scale: TtlScale) -> None:
+    """`on_lost` is called even if body and client end in the iteration of the loop in which the renewer sees the loss."""
+    losses: list[LossReason] = []
     with pytest.raises(LeaseLost):
-        async with factory.connect(on_lost=lambda _, reason: told.append(reason)) as locks:
+        async with factory.connect(on_lost=lambda _, reason: losses.append(reason)) as locks:
             async with locks.lock("x", ttl=0.25, renew=False):
                 asyncio.get_running_loop().call_soon(ttl_scale.stall, 0.5)
                 await asyncio.sleep(ttl_scale(0.3))  # over, when the loop goes on, like the lease
-    assert told == [LossReason.EXPIRED]
+    assert losses == [LossReason.EXPIRED]
 
 
-async def test_many_waiters(locks: LocksView) -> None:
-    """100 tasks that wait for one name are served one by one, in order."""
+async def test_100_waiters_are_served_in_order(locks: LocksView) -> None:
+    """100 tasks that wait for one name get it one after the other, in the order of arrival."""
     served: list[int] = []
 
     async def work(number: int) -> None:
@@ -658,8 +668,8 @@ async def test_many_waiters(locks: LocksView) -> None:
     await wait_until_unclaimed(locks, "x")
 
 
-async def test_many_names(locks: LocksView) -> None:
-    """150 tasks hold 150 names at once, all renewed."""
+async def test_150_names_are_held_and_renewed(locks: LocksView) -> None:
+    """150 tasks hold 150 names at the same time, and the client renews all of them."""
 
     async def work(number: int) -> None:
         async with locks.lock(f"name {number}", ttl=8) as lease:

@@ -8,14 +8,14 @@ import logging
 
 import pytest
 
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import is_free
 from tests.support.waiting import SOON
 
 
 async def test_dropped_lease_is_logged_and_released_by_close(
-    factory: ClientFactory, locks: LocksView, caplog: pytest.LogCaptureFixture
+    factory: MakeClient, locks: LocksView, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lease dropped without a release is logged, stays held meanwhile, and is released when its client is closed."""
 
@@ -34,10 +34,11 @@ async def test_dropped_lease_is_logged_and_released_by_close(
     assert await is_free(other, "x")
 
 
-async def test_dropped_after_max_hold(
-    factory: ClientFactory, locks: LocksView, recwarn: pytest.WarningsRecorder
+@pytest.mark.client_side
+async def test_lease_dropped_after_max_hold_is_released_by_close(
+    factory: MakeClient, locks: LocksView, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """A lease that was lost at max_hold may be dropped without a word, and goes with its client, too."""
+    """A lease that was lost at max_hold may be dropped without a warning, and close() releases it."""
 
     async def acquire_and_drop() -> None:
         lease = await locks.lock("x", ttl=30, max_hold=0.2).acquire()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fencelock import Candidate, ClientClosed, InvalidArgument, InvalidType, Leader, LeaseLost, LockTimeout, LossReason
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LeaseView, LocksView, client_of
 from tests.contract.steps import background, renewed, take, wait_until_unclaimed, waiting
@@ -18,8 +18,8 @@ from tests.contract.test_watch import collect, has
 from tests.support.waiting import SOON, eventually
 
 
-async def test_term_is_a_lease(factory: ClientFactory, locks: LocksView) -> None:
-    """One candidate leads; its term has a token, and the value is seen exactly while it leads."""
+async def test_term_is_a_lease(factory: MakeClient, locks: LocksView) -> None:
+    """One candidate leads; its term has a token, and others see its value only while it leads."""
     election = locks.election("x", value="http://web-1")
     rival = factory.connect(owner="rival").election("x", value="http://web-2")
     assert await election.leader() is None
@@ -43,8 +43,8 @@ async def test_term_is_a_lease(factory: ClientFactory, locks: LocksView) -> None
 
 
 @pytest.mark.client_side
-async def test_election_and_lock_share_their_names(locks: LocksView) -> None:
-    """The lock of an election is the lock of that name."""
+async def test_election_and_lock_of_one_name_exclude_each_other(locks: LocksView) -> None:
+    """An election and a lock of the same name exclude each other."""
     async with locks.election("x").campaign():
         assert await asyncio.create_task(locks.lock("x").try_acquire()) is None
         locks.assert_held("x")
@@ -52,7 +52,7 @@ async def test_election_and_lock_share_their_names(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 async def test_arguments_are_checked_when_the_object_is_created(locks: LocksView) -> None:
-    """The value is text of at most 1024 bytes; options, names, `stop` and `work` are checked, too."""
+    """An election checks its name, options and value (text of at most 1024 bytes), and `run` checks `stop` and `work`."""
     assert locks.election("x", value="é" * 512).name == "x"
     for value, error in (("é" * 513, InvalidArgument), ("a\0b", InvalidArgument), (b"x", InvalidType)):
         with pytest.raises(error, match="value"):
@@ -68,8 +68,8 @@ async def test_arguments_are_checked_when_the_object_is_created(locks: LocksView
         election.healthy(-1)
 
 
-async def test_resign(factory: ClientFactory, locks: LocksView) -> None:
-    """`resign` releases the term of this client and no other's; it says whether there was one."""
+async def test_resign_releases_the_term_of_this_client(factory: MakeClient, locks: LocksView) -> None:
+    """`resign` releases the term of this client, never that of another one, and returns whether there was one."""
     election, rival = locks.election("x"), factory.connect().election("x")
     assert await election.resign() is False
     term = await election.campaign().acquire()
@@ -85,8 +85,8 @@ async def test_resign(factory: ClientFactory, locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_observe_yields_the_leader_and_every_change(factory: ClientFactory, locks: LocksView) -> None:
-    """First the current state, None when nobody leads, each leader once; waiting candidates and renewals are no change."""
+async def test_observe_yields_the_leader_and_every_change(factory: MakeClient, locks: LocksView) -> None:
+    """`observe` yields the current state, then each change of the leader once; renewals and new candidates are no change."""
     first, second = (factory.connect(owner=owner).election("x", value=owner, ttl=0.9) for owner in ("one", "two"))
     stop, seen = factory.stop_event(), list[Leader | None]()
     async with background(collect(locks.election("x").observe(stop), seen)) as (task,):
@@ -115,8 +115,8 @@ async def test_observe_yields_the_leader_and_every_change(factory: ClientFactory
 
 
 @pytest.mark.client_side
-async def test_observers_never_see_an_older_leader_after_a_newer_one(factory: ClientFactory, locks: LocksView) -> None:
-    """A state of an earlier term, read late from a member that lags, is dropped."""
+async def test_observers_never_see_an_older_leader_after_a_newer_one(factory: MakeClient, locks: LocksView) -> None:
+    """`observe` drops the state of an earlier term that a lagging member returns late."""
     client, election = client_of(locks), factory.connect().election("x")
     faulty = Faulty.around(locks)
     terms = [await election.campaign().acquire()]
@@ -147,8 +147,8 @@ async def test_observers_never_see_an_older_leader_after_a_newer_one(factory: Cl
 
 
 @pytest.mark.client_side
-async def test_observers_share_one_poll(factory: ClientFactory, locks: LocksView) -> None:
-    """Ten observers of one client, of two election objects, read no more often than one."""
+async def test_observers_share_one_poll(factory: MakeClient, locks: LocksView) -> None:
+    """Ten observers of two election objects of one client read the engine no more often than one observer."""
     faulty, stop = Faulty.around(locks), factory.stop_event()
     seen: list[list[Leader | None]] = [[] for _ in range(10)]
     elections = [locks.election("x"), locks.election("x")]
@@ -204,8 +204,8 @@ class Work:
         return self.terms[number - 1]
 
 
-async def test_run_leads_again_and_again_until_stop(factory: ClientFactory, locks: LocksView) -> None:
-    """The lock is released after the work has returned, and the candidate campaigns again, with a higher token."""
+async def test_run_leads_again_and_again_until_stop(factory: MakeClient, locks: LocksView) -> None:
+    """`run` releases the lock after the work has returned, and campaigns again with a higher token, until `stop` is set."""
     work, stop = Work(), factory.stop_event()
     async with background(locks.election("x").run(work.__call__, stop)) as (task,):
         first = await work.leads()
@@ -225,8 +225,8 @@ async def test_run_leads_again_and_again_until_stop(factory: ClientFactory, lock
 
 
 @pytest.mark.fair
-async def test_candidate_campaigns_again_at_the_end_of_the_queue(factory: ClientFactory) -> None:
-    """Two candidates take turns."""
+async def test_candidate_campaigns_again_at_the_end_of_the_queue(factory: MakeClient) -> None:
+    """After its term a candidate queues behind the other one, so that two candidates take turns."""
     candidates = [factory.connect(owner=owner).election("x") for owner in ("a", "b")]
     works, stop, locks = [Work(), Work()], factory.stop_event(), factory.connect()
     async with background(candidates[0].run(works[0].__call__, stop)) as (first,):
@@ -247,8 +247,8 @@ async def test_candidate_campaigns_again_at_the_end_of_the_queue(factory: Client
     await wait_until_unclaimed(locks, "x")
 
 
-async def test_stop_before_and_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
-    """A candidate whose `stop` is set before, or while it waits, never works and leaves the queue."""
+async def test_stopped_candidate_never_works(factory: MakeClient, locks: LocksView) -> None:
+    """A candidate whose `stop` is set before or during its wait never works and leaves the queue."""
     work, stop = Work(), factory.stop_event()
     async with factory.connect().lock("x"):
         async with background(locks.election("x").run(work.__call__, stop)) as (task,):
@@ -261,9 +261,10 @@ async def test_stop_before_and_while_waiting(factory: ClientFactory, locks: Lock
     await wait_until_unclaimed(locks, "x")
 
 
+@pytest.mark.client_side
 @pytest.mark.runtime_name("blocking")
-async def test_work_ignores_stop_for_three_ttls(factory: ClientFactory, locks: LocksView) -> None:
-    """A leader that is told to stop keeps its lock, renewed, until its work returns."""
+async def test_leader_keeps_its_lock_until_its_work_returns(factory: MakeClient, locks: LocksView) -> None:
+    """A leader whose work ignores `stop` for three ttls keeps its lock renewed until the work returns."""
     work, stop = Work(), factory.stop_event()
     async with background(locks.election("x", ttl=0.4).run(work.__call__, stop)) as (task,):
         term = await work.leads()
@@ -280,7 +281,7 @@ async def test_work_ignores_stop_for_three_ttls(factory: ClientFactory, locks: L
 
 @pytest.mark.client_side
 async def test_work_that_raises_resigns(locks: LocksView) -> None:
-    """An error of the work comes out of `run` as it is, and the lock is released."""
+    """`run` raises the error of the work unchanged and releases the lock."""
     work = Work()
     work.error = ZeroDivisionError("work failed")
     work.leave()
@@ -290,8 +291,9 @@ async def test_work_that_raises_resigns(locks: LocksView) -> None:
     await wait_until_unclaimed(locks, "x", timeout=1)
 
 
-async def test_loss_ends_the_work_and_the_candidate_campaigns_again(factory: ClientFactory, locks: LocksView) -> None:
-    """On loss asyncio cancels the work, a thread sees `term.lost`; the next term has a higher token."""
+@pytest.mark.client_side
+async def test_loss_ends_the_work_and_the_candidate_campaigns_again(factory: MakeClient, locks: LocksView) -> None:
+    """A loss cancels the work in asyncio and sets `term.lost` in threads; the next term has a higher token."""
     stop, tokens = factory.stop_event(), list[int]()
     cancelled = 0
 
@@ -324,8 +326,8 @@ async def test_loss_ends_the_work_and_the_candidate_campaigns_again(factory: Cli
 
 
 @pytest.mark.client_side
-async def test_lost_work_that_goes_on_is_not_released_early(factory: ClientFactory, locks: LocksView) -> None:
-    """A work that ignores the loss keeps its candidate from campaigning again, while a rival leads."""
+async def test_candidate_does_not_campaign_while_its_lost_work_runs(factory: MakeClient, locks: LocksView) -> None:
+    """A candidate whose work ignores the loss does not campaign again before that work returns, while a rival leads."""
     work, stop, rival = Work(), factory.stop_event(), factory.connect()
 
     async def stubborn(term: LeaseView) -> None:
@@ -352,8 +354,8 @@ async def test_lost_work_that_goes_on_is_not_released_early(factory: ClientFacto
 
 
 @pytest.mark.client_side
-async def test_lease_lost_of_this_term_and_of_another_lock(factory: ClientFactory, locks: LocksView) -> None:
-    """LeaseLost of the term begins the next campaign; LeaseLost of another lock is an error of the work."""
+async def test_lease_lost_of_another_lock_is_an_error_of_the_work(factory: MakeClient, locks: LocksView) -> None:
+    """LeaseLost of the term starts the next campaign; LeaseLost of another lock comes out of `run`."""
     other = factory.connect()
     tokens: list[int] = []
 
@@ -380,8 +382,8 @@ async def test_lease_lost_of_this_term_and_of_another_lock(factory: ClientFactor
 
 
 @pytest.mark.client_side
-async def test_resign_while_the_work_runs(factory: ClientFactory, locks: LocksView) -> None:
-    """After `resign` the work's `check` raises; that is the end of the term, and the candidate campaigns again."""
+async def test_resign_ends_the_term_of_the_running_work(factory: MakeClient, locks: LocksView) -> None:
+    """After `resign` the work's `check` raises LeaseLost, and the candidate campaigns again."""
     election, stop, tokens = locks.election("x"), factory.stop_event(), list[int]()
 
     async def work(term: LeaseView) -> None:
@@ -396,9 +398,10 @@ async def test_resign_while_the_work_runs(factory: ClientFactory, locks: LocksVi
     assert len(tokens) == 2
 
 
+@pytest.mark.client_side
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_run(factory: ClientFactory, locks: LocksView) -> None:
-    """A cancel from outside ends the work and comes out of `run`; the lock is released, or the queue is left."""
+async def test_cancelled_run_releases_or_leaves_the_queue(factory: MakeClient, locks: LocksView) -> None:
+    """Cancelling `run` ends the work and raises CancelledError; the lock is released, or the claim leaves the queue."""
     work, other = Work(), factory.connect()
     task = asyncio.ensure_future(locks.election("x").run(work.__call__))
     await work.leads()
@@ -417,10 +420,10 @@ async def test_cancelled_run(factory: ClientFactory, locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_outage_while_campaigning(
-    factory: ClientFactory, locks: LocksView, caplog: pytest.LogCaptureFixture
+async def test_run_retries_after_an_outage(
+    factory: MakeClient, locks: LocksView, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An engine that cannot be reached is logged once and tried again until the candidate leads."""
+    """`run` logs an unreachable engine once and retries until the candidate leads."""
     faulty, work, stop = Faulty.around(locks), Work(), factory.stop_event()
     faulty.refuse("attempt", 4)
     with caplog.at_level(logging.WARNING, logger="fencelock"):
@@ -440,8 +443,8 @@ async def test_outage_while_campaigning(
 
 
 @pytest.mark.client_side
-async def test_close_while_leading_ends_run(factory: ClientFactory) -> None:
-    """A client that is closed under `run` ends the term, and `run` raises ClientClosed once the work has returned."""
+async def test_close_while_leading_ends_run(factory: MakeClient) -> None:
+    """Closing the client under `run` ends the term, and `run` raises ClientClosed after the work has returned."""
     locks, work = factory.connect(), Work()
     async with background(locks.election("x").run(work.__call__)) as (task,):
         term = await work.leads()
@@ -459,8 +462,8 @@ async def test_close_while_leading_ends_run(factory: ClientFactory) -> None:
 
 
 @pytest.mark.client_side
-async def test_healthy(factory: ClientFactory, locks: LocksView) -> None:
-    """True while this client does not lead or renews; False once it leads and could not renew for `grace` seconds."""
+async def test_healthy_is_false_after_grace_without_renewal(factory: MakeClient, locks: LocksView) -> None:
+    """`healthy` is False only if this client leads and could not renew for `grace` seconds."""
     election, rival = locks.election("x", ttl=1.2), factory.connect().election("x")
     assert election.healthy(grace=0)
     faulty = Faulty.around(locks)
@@ -484,8 +487,8 @@ async def test_healthy(factory: ClientFactory, locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_healthy_after_a_loss(locks: LocksView) -> None:
-    """A term that is lost and not left makes its process unhealthy until it is released."""
+async def test_healthy_is_false_until_a_lost_term_is_released(locks: LocksView) -> None:
+    """`healthy` stays False for a lost term until it is released."""
     election = locks.election("x", ttl=0.4, renew=False)
     term = await election.campaign().acquire()
     assert election.healthy(grace=0.1)

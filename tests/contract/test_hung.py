@@ -10,7 +10,7 @@ import pytest
 from fencelock import EngineUnavailable, LockTimeout, LossReason
 from fencelock.core.clock import boottime
 from tests.contract.engines import EngineCase
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import background, renewed, take, wait_until_free, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
@@ -56,7 +56,7 @@ def network(case: EngineCase, engines: Session, url: str, runtime_name: str, ttl
     with Proxies(members) as proxies:
         for member, proxy in zip(members, proxies.members, strict=True):
             url = url.replace(member.address, proxy.address)
-        yield Network(proxies, ClientFactory(url, runtime_name, ttl_scale).connect())
+        yield Network(proxies, MakeClient(url, runtime_name, ttl_scale).connect())
 
 
 async def seconds(work: Callable[[], Awaitable[object]]) -> float:
@@ -69,9 +69,9 @@ async def seconds(work: Callable[[], Awaitable[object]]) -> float:
 
 @pytest.mark.parametrize("timeout", [0.0, 0.2])
 async def test_hung_engine_does_not_delay_a_caller_with_little_time(
-    network: Network, factory: ClientFactory, timeout: float
+    network: Network, factory: MakeClient, timeout: float
 ) -> None:
-    """On an open connection the caller gets its error within half a second of its timeout; its claim is removed later."""
+    """The caller gets its error within half a second of its timeout, and the client removes its claim later."""
     locks = network.locks
     await take(locks, "x")
     network.stop()
@@ -83,7 +83,9 @@ async def test_hung_engine_does_not_delay_a_caller_with_little_time(
 
 
 @pytest.mark.parametrize("ttl", [30, 2.5])
-async def test_engine_that_hangs_as_the_timeout_ends(network: Network, factory: ClientFactory, ttl: float) -> None:
+async def test_timeout_does_not_wait_for_the_clean_up_on_a_hung_engine(
+    network: Network, factory: MakeClient, ttl: float
+) -> None:
     """A waiter's error does not wait for the clean-up, which runs in the background.
 
     With the shorter ttl the waiter has repeated its attempt before the engine hangs.
@@ -103,7 +105,9 @@ async def test_engine_that_hangs_as_the_timeout_ends(network: Network, factory: 
     await locks.close()
 
 
-async def test_hung_engine_during_the_first_connect(network: Network, factory: ClientFactory, case: EngineCase) -> None:
+async def test_first_connect_to_a_hung_engine_ends_with_the_timeout(
+    network: Network, factory: MakeClient, case: EngineCase
+) -> None:
     """A caller with a timeout gets its error soon after it; one without is served when the engine replies again.
 
     On Redlock the latter gets an error, too: it does not wait for a majority.
@@ -123,8 +127,8 @@ async def test_hung_engine_during_the_first_connect(network: Network, factory: C
     await locks.close()
 
 
-async def test_lease_expires_while_the_engine_hangs(network: Network, factory: ClientFactory) -> None:
-    """The holder sees the loss by its own clock, and the next holder has a higher token."""
+async def test_lease_expires_while_the_engine_hangs(network: Network, factory: MakeClient) -> None:
+    """A holder sees the loss by its own clock while the engine hangs, and the next holder has a higher token."""
     lease = await network.locks.lock("x", ttl=0.75).acquire()
     network.stop()
     assert await lease.lost.wait(SOON)

@@ -9,16 +9,16 @@ import pytest
 
 import fencelock
 from fencelock import InvalidName, InvalidTTL, InvalidURL
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView, connect, direct
 from tests.contract.steps import is_free
 from tests.support.waiting import SOON
 
 
 @pytest.fixture
-def factory(url: str, runtime_name: str) -> ClientFactory:
+def factory(url: str, runtime_name: str) -> MakeClient:
     """Makes clients that do not scale ttls."""
-    return ClientFactory(url, runtime_name)
+    return MakeClient(url, runtime_name)
 
 
 BAD_TTLS: list[Any] = [
@@ -38,8 +38,8 @@ BAD_TTLS: list[Any] = [
 ]
 
 
-async def test_bad_ttl(factory: ClientFactory, locks: LocksView) -> None:
-    """A ttl that is no number of seconds within the engine's range is refused when the lock is made, with the numbers."""
+async def test_bad_ttl_is_refused(factory: MakeClient, locks: LocksView) -> None:
+    """Creating a lock refuses a ttl that is no number of seconds within the engine's range, and the error names the range."""
     for ttl in BAD_TTLS:
         with pytest.raises(InvalidTTL) as caught:
             locks.lock("x", ttl=ttl)
@@ -53,8 +53,8 @@ async def test_bad_ttl(factory: ClientFactory, locks: LocksView) -> None:
     assert [name async for name in locks.names()] == []
 
 
-async def test_good_ttl(locks: LocksView) -> None:
-    """The ends of the range are taken, as are whole numbers; None is the client's own."""
+async def test_good_ttl_is_accepted(locks: LocksView) -> None:
+    """Both ends of the ttl range and whole numbers are accepted; None means the client's ttl."""
     least = locks.traits.ttl_min
     for ttl in (least, locks.traits.ttl_max, 30, least * 1.23456789, None):
         lease = await locks.lock("x", ttl=ttl).acquire()
@@ -84,8 +84,9 @@ BAD_NAMES: list[Any] = [
 ]
 
 
-async def test_bad_name(locks: LocksView) -> None:
-    """A name that is empty, too long, not text, or has control characters is refused everywhere, in one sentence."""
+@pytest.mark.client_side
+async def test_bad_name_is_refused(locks: LocksView) -> None:
+    """Every method refuses a name that is empty, too long, not text or has control characters, with one sentence."""
     for name in BAD_NAMES:
         with pytest.raises(InvalidName) as caught:
             locks.lock(name)
@@ -147,8 +148,8 @@ GOOD_NAMES = [
 ]
 
 
-async def test_good_names(locks: LocksView) -> None:
-    """All other names are taken exactly as they are: none is normalised, folded or confused with another."""
+async def test_good_names_are_distinct(locks: LocksView) -> None:
+    """All other names are used exactly as given: none is normalised, folded or confused with another."""
     assert len(set(GOOD_NAMES)) == len(GOOD_NAMES)
     leases = []
     for name in GOOD_NAMES:
@@ -162,8 +163,9 @@ async def test_good_names(locks: LocksView) -> None:
         assert await lease.release() is True
 
 
-async def test_bad_timeout(locks: LocksView) -> None:
-    """A timeout or max_hold that is no duration is a ValueError, before anything is locked."""
+@pytest.mark.client_side
+async def test_bad_timeout_is_refused(locks: LocksView) -> None:
+    """A timeout or max_hold that is no duration raises ValueError before anything is locked."""
     bad: list[Any] = [-1, float("nan"), True, "5", -(10**400)]
     for timeout in bad:
         with pytest.raises(ValueError, match="timeout"):
@@ -176,16 +178,16 @@ async def test_bad_timeout(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
-async def test_good_timeout(locks: LocksView) -> None:
-    """None, infinity and whatever is as good as that wait for ever; 0 asks once."""
+async def test_good_timeout_is_accepted(locks: LocksView) -> None:
+    """None, infinity and very large timeouts wait for ever; 0 tries once."""
     for timeout in (None, float("inf"), 10**400, 1e300, 0, 0.0, 5):
         async with locks.lock("x", timeout=timeout, max_hold=None if timeout == 0 else timeout):
             pass
         await (await locks.lock("x").acquire(timeout=timeout)).release()
 
 
-async def test_namespaces(factory: ClientFactory) -> None:
-    """Namespaces on one engine do not see each other, however alike they look."""
+async def test_namespaces_are_separate(factory: MakeClient) -> None:
+    """Locks of two namespaces on one engine do not exclude each other, however similar the names of the namespaces are."""
     spaces = ["one", "two", "One", "one ", "one:two", "é", "e\u0301"]
     clients = [factory.connect(namespace=space) for space in spaces]
     leases = [await locks.lock("two:x").acquire() for locks in clients]
@@ -199,7 +201,8 @@ async def test_namespaces(factory: ClientFactory) -> None:
         await lease.release()
 
 
-async def test_bad_namespace_and_owner(factory: ClientFactory) -> None:
+@pytest.mark.client_side
+async def test_bad_namespace_and_owner_are_refused(factory: MakeClient) -> None:
     """Namespaces and owners follow the rules for names."""
     values: list[Any] = ["", "a\nb", "x" * 1025, 3]
     for bad in values:
@@ -208,8 +211,8 @@ async def test_bad_namespace_and_owner(factory: ClientFactory) -> None:
                 connect(factory.runtime_name, direct, factory.url, **{option: bad})
 
 
-async def test_owner_with_anything_in_it(factory: ClientFactory) -> None:
-    """An owner's label is shown as it was given."""
+async def test_owner_is_shown_unchanged(factory: MakeClient) -> None:
+    """`inspect` shows an owner exactly as it was given."""
     locks = factory.connect(owner="<b>Ünï & '🔒'</b>")
     async with locks.lock("x"):
         assert (await locks.inspect("x")).holders[0].owner == "<b>Ünï & '🔒'</b>"
@@ -228,8 +231,8 @@ SECRET_URLS = [
 ]
 
 
-def test_password_in_a_url_that_is_refused(url: str, runtime_name: str) -> None:
-    """Whatever an engine says about a URL, its password is not in it: not in the error, its repr, its chain, its pickle."""
+def test_refused_url_does_not_show_its_password(url: str, runtime_name: str) -> None:
+    """When an engine refuses a URL, the password is not in the error, its repr, its causes or its pickle."""
     for scheme in (url.partition(":")[0], "nosuchengine"):
         for shape in SECRET_URLS:
             shown = _everything_shown(runtime_name, shape.format(scheme=scheme))
@@ -249,8 +252,9 @@ def _everything_shown(runtime_name: str, url: str) -> str:
     return shown
 
 
-async def test_locks_do_not_travel(locks: LocksView) -> None:
-    """A client, a lock or a lease cannot be pickled: another process would hold what is not its own."""
+@pytest.mark.client_side
+async def test_client_lock_and_lease_cannot_be_pickled(locks: LocksView) -> None:
+    """A client, a lock and a lease refuse to be pickled: another process would hold a lock that is not its own."""
     raw = locks.raw
     lease = await locks.lock("x").acquire()
     things = {"client": raw, "lock": raw.lock("x"), "lease": getattr(lease, "raw", lease)}
@@ -263,8 +267,8 @@ async def test_locks_do_not_travel(locks: LocksView) -> None:
     await lease.release()
 
 
-def test_unknown_scheme(runtime_name: str) -> None:
-    """A URL that names no engine is refused with those that there are."""
+def test_unknown_scheme_is_refused(runtime_name: str) -> None:
+    """A URL with an unknown scheme is refused, and the error lists the known schemes."""
     for url in ("nosuch://x", "", "x", "/var/lib/locks.db", "://", "sqlite"):
         with pytest.raises(InvalidURL, match="The engines are sqlite:, redis://"):
             connect(runtime_name, direct, url)
@@ -272,8 +276,8 @@ def test_unknown_scheme(runtime_name: str) -> None:
         connect(runtime_name, direct, 42)  # type: ignore[arg-type]
 
 
-def test_default_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Without a URL: $FENCELOCK_URL, else SQLite in the user's state folder, which is made for this user alone."""
+def test_default_url_is_the_variable_or_the_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Without a URL the client uses $FENCELOCK_URL, or SQLite in the state folder, which only this user can read."""
     monkeypatch.setenv("FENCELOCK_URL", "memory://from-the-environment")
     with fencelock.connect() as locks:
         assert locks.traits.engine == "memory"
@@ -291,17 +295,18 @@ def test_default_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 
 def test_on_lost_must_be_callable(runtime_name: str) -> None:
-    """What cannot be called, or would have to be awaited, is refused when the client is made, not at the first loss."""
+    """`connect` refuses an `on_lost` that cannot be called or would have to be awaited."""
 
-    async def told(lease: object, reason: object) -> None: ...
+    async def on_lost(lease: object, reason: object) -> None: ...
 
-    for bad, message in ((42, "not int"), ("print", "not str"), (told, "async def")):
+    for bad, message in ((42, "not int"), ("print", "not str"), (on_lost, "async def")):
         with pytest.raises(TypeError, match=rf"on_lost .*{message}"):
             connect(runtime_name, direct, "memory://on-lost", on_lost=bad)
 
 
-async def test_decorator_without_a_name(locks: LocksView) -> None:
-    """A bare `@locks.locked` is told what to write; it would replace the function by a decorator."""
+@pytest.mark.client_side
+async def test_decorator_without_a_name_is_refused(locks: LocksView) -> None:
+    """A bare `@locks.locked` raises an error that says what to write."""
     raw = locks.raw
 
     def report() -> None: ...
@@ -312,8 +317,9 @@ async def test_decorator_without_a_name(locks: LocksView) -> None:
         raw.locked(42)
 
 
+@pytest.mark.client_side
 async def test_bad_options_name_the_lock(locks: LocksView) -> None:
-    """Each message about an option says which lock it is about."""
+    """Every error about an option names the lock."""
     for options in ({"timeout": -1}, {"timeout": "5"}, {"max_hold": 0}, {"max_hold": "x"}, {"purpose": "safety"}):
         with pytest.raises(ValueError, match=r"^'order:42': "):
             locks.lock("order:42", **options)
@@ -321,8 +327,9 @@ async def test_bad_options_name_the_lock(locks: LocksView) -> None:
         await locks.lock("order:42").acquire(timeout=-1)
 
 
-async def test_bool_and_repr_of_lost(locks: LocksView) -> None:
-    """`lease.lost` is true once the lease is lost, and shows in its repr which lease it belongs to."""
+@pytest.mark.client_side
+async def test_lost_is_true_after_the_loss_and_shows_its_lease(locks: LocksView) -> None:
+    """`lease.lost` is true once the lease is lost, and its repr shows the lease."""
     lease = await locks.lock("x", ttl=max(0.5, locks.traits.ttl_min), renew=False).acquire()
     lost = getattr(lease, "raw", lease).lost
     assert not lost

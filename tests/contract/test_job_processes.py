@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fencelock.primitives.runs import as_datetime, slot_text
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.jobs import nothing, once, schedule
 from tests.contract.runtimes import LocksView
 from tests.contract.worker import Worker
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.records, pytest.mark.processes, pytest.mark.runtime_na
 WATCH = """
 import time
 schedule = locks.raw.schedule("tick", every=every, overlap="wait", within=600)
-schedule._factory.clock = lambda: time.time() + skew
+schedule._schedule.clock = lambda: time.time() + skew
 
 class Stop:  # slots run in order: the last one ends it, but not before it is due here, too
     def is_set(self):
@@ -52,7 +52,7 @@ def content(path: Path) -> str:
 
 
 async def runs_of_a_fleet(
-    factory: ClientFactory, path: Path, processes: int, slots: int, every: float, wrong: float
+    factory: MakeClient, path: Path, processes: int, slots: int, every: float, wrong: float
 ) -> None:
     """Let processes watch one schedule, with clocks that are up to `wrong` seconds off; each slot must run exactly once."""
     workers = await asyncio.gather(*(factory.worker() for _ in range(processes)))
@@ -73,13 +73,13 @@ async def runs_of_a_fleet(
     assert set(ran.values()) == {1}
 
 
-async def test_fleet_with_wrong_clocks(factory: ClientFactory, tmp_path: Path) -> None:
+async def test_fleet_with_wrong_clocks(factory: MakeClient, tmp_path: Path) -> None:
     """Processes whose clocks differ by four seconds run each of 20 short slots exactly once between them."""
     await runs_of_a_fleet(factory, tmp_path / "runs", processes=4, slots=20, every=0.2, wrong=2.0)
 
 
 @pytest.mark.long
-async def test_large_fleet_with_wrong_clocks(factory: ClientFactory, tmp_path: Path) -> None:
+async def test_large_fleet_with_wrong_clocks(factory: MakeClient, tmp_path: Path) -> None:
     """Fifty processes whose clocks differ by ten seconds run each of 100 slots exactly once between them."""
     await runs_of_a_fleet(factory, tmp_path / "runs", processes=50, slots=100, every=0.5, wrong=5.0)
 
@@ -98,7 +98,7 @@ async def hang(worker: Worker, source: str, path: Path, **values: Any) -> int:
     return int(content(path))
 
 
-async def test_worker_of_once_is_killed(factory: ClientFactory, locks: LocksView, tmp_path: Path) -> None:
+async def test_worker_of_once_is_killed(factory: MakeClient, locks: LocksView, tmp_path: Path) -> None:
     """A slot whose worker was killed does not run again; with two attempts it does, after its ttl, with a higher token."""
     worker = await factory.worker()
     token = await hang(
@@ -118,14 +118,14 @@ async def test_worker_of_once_is_killed(factory: ClientFactory, locks: LocksView
 
 @pytest.mark.parametrize("attempts", [1, 2])
 async def test_worker_of_a_schedule_is_killed(
-    factory: ClientFactory, locks: LocksView, tmp_path: Path, attempts: int
+    factory: MakeClient, locks: LocksView, tmp_path: Path, attempts: int
 ) -> None:
     """A slot whose worker was killed is abandoned. With two attempts, a process that waits runs it with a higher token."""
     hour = 1_800_003_600.0
     worker = await factory.worker()
     source = """
 schedule = locks.raw.schedule("report", every=3600, attempts=attempts, ttl=ttl)
-schedule._factory.clock = lambda: hour
+schedule._schedule.clock = lambda: hour
 schedule.run_due(work)
 """
     token = await hang(worker, source, tmp_path / "x", hour=hour, attempts=attempts, ttl=factory.ttl_scale(0.5))

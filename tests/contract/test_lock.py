@@ -25,15 +25,15 @@ from fencelock.fences.core import TokenPair
 from fencelock.fences.memory import MemoryFence
 from fencelock.model import CORRECT
 from fencelock.runtime.blocking import run_sync
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView, client_of, core_of
 from tests.contract.steps import assert_notified_once, background, is_free, renewed, take, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
 from tests.support.waiting import SOON, eventually
 
 
-async def test_one_holder(locks: LocksView) -> None:
-    """While one holds the name, nobody else gets it; after the release, the next does, with a higher token."""
+async def test_one_holder_at_a_time(locks: LocksView) -> None:
+    """While one caller holds the name no other gets it; after the release the next one does, with a higher token."""
     first = await locks.lock("x").acquire()
     assert not await is_free(locks, "x")
     assert await first.release() is True
@@ -43,7 +43,7 @@ async def test_one_holder(locks: LocksView) -> None:
     await second.release()
 
 
-async def test_two_clients(factory: ClientFactory) -> None:
+async def test_two_clients_exclude_each_other(factory: MakeClient) -> None:
     """Two clients exclude each other, and so do two lock objects of one client."""
     one, other = factory.connect(), factory.connect()
     async with one.lock("x"):
@@ -52,15 +52,15 @@ async def test_two_clients(factory: ClientFactory) -> None:
         assert await is_free(other, "y")
 
 
-async def test_first_attempt_on_a_held_lock_waits(factory: ClientFactory) -> None:
-    """A client whose first request finds the lock held waits like any other."""
+async def test_first_attempt_on_a_held_lock_waits(factory: MakeClient) -> None:
+    """A client whose first request finds the lock held waits for it."""
     async with factory.connect().lock("x"):
         with pytest.raises(LockTimeout):
             await factory.connect().lock("x").acquire(timeout=0.05)
 
 
-async def test_release_twice(locks: LocksView) -> None:
-    """The first release answers True, the second False, and a successor is not touched."""
+async def test_second_release_returns_false(locks: LocksView) -> None:
+    """The first release returns True and the second False, and the next holder keeps its lock."""
     lease = await locks.lock("x").acquire()
     assert await lease.release() is True
     successor = await locks.lock("x").acquire()
@@ -69,8 +69,8 @@ async def test_release_twice(locks: LocksView) -> None:
     assert await successor.release() is True
 
 
-async def test_timeout(factory: ClientFactory, locks: LocksView) -> None:
-    """LockTimeout carries the name, is a TimeoutError, comes no earlier than asked for, and leaves no waiter."""
+async def test_timeout_raises_lock_timeout(factory: MakeClient, locks: LocksView) -> None:
+    """LockTimeout carries the name, is a TimeoutError, is not raised before the timeout, and leaves no waiter."""
     async with factory.connect().lock("x"):
         begun = time.monotonic()
         with pytest.raises(LockTimeout) as caught:
@@ -82,8 +82,8 @@ async def test_timeout(factory: ClientFactory, locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_body_does_not_run_after_a_timeout(factory: ClientFactory, locks: LocksView) -> None:
-    """The body of a with block whose acquire timed out never runs."""
+async def test_body_does_not_run_after_a_timeout(factory: MakeClient, locks: LocksView) -> None:
+    """The body of a block whose acquire timed out does not run."""
     async with factory.connect().lock("x"):
         with pytest.raises(LockTimeout):
             async with locks.lock("x", timeout=0.05):
@@ -91,8 +91,8 @@ async def test_body_does_not_run_after_a_timeout(factory: ClientFactory, locks: 
 
 
 @pytest.mark.client_side
-async def test_acquire_overrides_the_locks_timeout(factory: ClientFactory, locks: LocksView) -> None:
-    """A timeout given to acquire counts instead of the lock's own; 0 asks once."""
+async def test_acquire_overrides_the_locks_timeout(factory: MakeClient, locks: LocksView) -> None:
+    """The timeout of `acquire` replaces that of the lock; 0 tries once."""
     lock = locks.lock("x", timeout=60)
     async with factory.connect().lock("x"):
         for timeout in (0, 0.01):
@@ -110,8 +110,8 @@ async def test_waiter_is_granted_on_release(locks: LocksView) -> None:
         assert await second.release()
 
 
-async def test_wait_longer_than_the_ttl(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A wait of several ttls ends in a lease that has most of its ttl left."""
+async def test_wait_for_several_ttls_ends_in_a_fresh_lease(locks: LocksView, ttl_scale: TtlScale) -> None:
+    """A wait of several ttls ends in a lease with most of its ttl left."""
     holder = await locks.lock("x").acquire()
     async with background(locks.lock("x", ttl=0.6).acquire()) as (task,):
         await ttl_scale.sleep(1.3)
@@ -124,7 +124,7 @@ async def test_wait_longer_than_the_ttl(locks: LocksView, ttl_scale: TtlScale) -
 
 
 async def test_lease_is_renewed_past_its_ttl(locks: LocksView) -> None:
-    """A lease is held for longer than its ttl, and no other client gets the lock in that time."""
+    """A holder keeps its lease for longer than its ttl, and no other client gets the lock in that time."""
     async with locks.lock("x", ttl=0.8) as lease:
         end = time.monotonic() + 1.4 * lease.ttl
         while time.monotonic() < end:
@@ -134,8 +134,9 @@ async def test_lease_is_renewed_past_its_ttl(locks: LocksView) -> None:
         assert 0 < lease.remaining < lease.ttl
 
 
+@pytest.mark.client_side
 async def test_remaining_counts_down(locks: LocksView) -> None:
-    """`remaining` falls, stays below the ttl, and is 0 after the release."""
+    """`remaining` decreases, is below the ttl, and is 0 after the release."""
     lease = await locks.lock("x", ttl=30).acquire()
     first = lease.remaining
     await asyncio.sleep(0.02)
@@ -147,8 +148,8 @@ async def test_remaining_counts_down(locks: LocksView) -> None:
         lease.check()
 
 
-async def test_renew_false(locks: LocksView) -> None:
-    """Without renewal a lease runs out, says so itself, and only then does the next get the name."""
+async def test_lease_without_renewal_expires(locks: LocksView) -> None:
+    """A lease with `renew=False` expires, its holder sees that first, and then the next client gets the name."""
     lease = await locks.lock("x", ttl=0.3, renew=False).acquire()
     successor = await locks.lock("x").acquire(timeout=SOON)
     assert lease.lost.is_set()
@@ -159,8 +160,8 @@ async def test_renew_false(locks: LocksView) -> None:
     await successor.release()
 
 
-async def test_renew_by_hand(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """`renew()` gives a whole ttl again, also to a lease that nobody else renews."""
+async def test_renew_restarts_the_ttl(locks: LocksView, ttl_scale: TtlScale) -> None:
+    """`renew()` restarts the ttl, also of a lease with `renew=False`."""
     lease = await locks.lock("x", ttl=1, renew=False).acquire()
     await ttl_scale.sleep(0.3)
     before = lease.remaining
@@ -172,8 +173,8 @@ async def test_renew_by_hand(locks: LocksView, ttl_scale: TtlScale) -> None:
 
 
 @pytest.mark.client_side
-async def test_lost_wait(locks: LocksView) -> None:
-    """`lost.wait` answers False when its time is over, True on a loss, False on a release."""
+async def test_lost_wait_returns_whether_the_lease_was_lost(locks: LocksView) -> None:
+    """`lost.wait` returns False after its timeout, True on a loss and False on a release."""
     lease = await locks.lock("x", ttl=0.5, renew=False).acquire()
     assert await lease.lost.wait(timeout=0.01) is False
     assert await lease.lost.wait(timeout=SOON) is True
@@ -186,14 +187,15 @@ async def test_lost_wait(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 @pytest.mark.parametrize("timeout", [float("inf"), 1e30])
-async def test_lost_wait_for_a_very_long_time(locks: LocksView, timeout: float) -> None:
-    """However long `lost.wait` may take, it waits for the loss."""
+async def test_lost_wait_accepts_a_very_long_timeout(locks: LocksView, timeout: float) -> None:
+    """`lost.wait` with a very long timeout waits for the loss."""
     lease = await locks.lock("x", ttl=0.25, renew=False).acquire()
     assert await lease.lost.wait(timeout=timeout) is True
 
 
-async def test_max_hold(locks: LocksView) -> None:
-    """A lease is lost at max_hold, with that reason, and the name is free as soon as the block is left."""
+@pytest.mark.client_side
+async def test_lease_is_lost_at_max_hold(locks: LocksView) -> None:
+    """A lease is lost at max_hold with that reason, and the name is free as soon as the block ends."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=60, max_hold=0.2) as lease:
             assert await lease.lost.wait(timeout=SOON)
@@ -203,8 +205,8 @@ async def test_max_hold(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_max_hold_beyond_renewals(locks: LocksView) -> None:
-    """max_hold counts across renewals: held for longer than the ttl, lost at the end."""
+async def test_max_hold_counts_across_renewals(locks: LocksView) -> None:
+    """A lease with max_hold is renewed past its ttl and lost at max_hold."""
     lease = await locks.lock("x", ttl=0.6, max_hold=1.1).acquire()
     await renewed(lease)
     assert await lease.lost.wait(timeout=SOON)
@@ -213,8 +215,8 @@ async def test_max_hold_beyond_renewals(locks: LocksView) -> None:
     assert await take(locks, "x") > lease.token
 
 
-async def test_force_release(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
-    """A forced release needs a reason, is logged, tells the holder by its next renewal, and raises the token."""
+async def test_force_release_ends_the_lease(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+    """A forced release needs a reason, is logged, ends the lease by its next renewal, and the next token is higher."""
     lease = await locks.lock("x", ttl=1).acquire()
     with pytest.raises(ValueError, match="reason"):
         await locks.force_release("x", reason=" ")
@@ -232,8 +234,8 @@ async def test_force_release(locks: LocksView, caplog: pytest.LogCaptureFixture)
     assert await locks.force_release("x", reason="nobody is there") == 0
 
 
-async def test_force_release_is_noticed_on_leaving(factory: ClientFactory) -> None:
-    """A holder whose lock was taken away, and who leaves before any renewal could tell, is told then, once."""
+async def test_leaving_the_block_reports_a_forced_release(factory: MakeClient) -> None:
+    """A holder whose lock was released by force before its next renewal gets LeaseLost as it leaves its block."""
     losses: list[tuple[object, LossReason]] = []
     locks = factory.connect(on_lost=lambda lease, reason: losses.append((lease, reason)))
     with pytest.raises(LeaseLost) as caught:
@@ -247,15 +249,15 @@ async def test_force_release_is_noticed_on_leaving(factory: ClientFactory) -> No
     with pytest.raises(LeaseLost):
         other.check()
 
-    async def told() -> bool:
+    async def notified() -> bool:
         return len(losses) == 2
 
-    await eventually(told, "on_lost is called")
+    await eventually(notified, "on_lost is called")
     assert {reason for _, reason in losses} == {LossReason.GONE}
 
 
-async def test_force_release_hands_over(locks: LocksView) -> None:
-    """A forced release grants the next waiter."""
+async def test_force_release_grants_the_next_waiter(locks: LocksView) -> None:
+    """A forced release grants the lock to the next waiter."""
     lease = await locks.lock("x").acquire()
     async with background(locks.lock("x").acquire(SOON)) as (task,):
         await waiting(locks, "x")
@@ -267,28 +269,28 @@ async def test_force_release_hands_over(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_on_lost(factory: ClientFactory) -> None:
-    """`on_lost` is called once for a lease that is lost, never for one that is released."""
-    told: list[tuple[str, LossReason]] = []
-    locks = factory.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
+async def test_on_lost_is_called_once(factory: MakeClient) -> None:
+    """`on_lost` is called once for a lost lease and never for a released one."""
+    losses: list[tuple[str, LossReason]] = []
+    locks = factory.connect(on_lost=lambda lease, reason: losses.append((lease.name, reason)))
     async with locks.lock("released"):
         pass
     lease = await locks.lock("x", ttl=0.25, renew=False).acquire()
     assert await lease.lost.wait(timeout=SOON)
     for _ in range(3):
         assert lease.lost.is_set()
-    await assert_notified_once(told)
-    assert told == [("x", LossReason.EXPIRED)]
+    await assert_notified_once(losses)
+    assert losses == [("x", LossReason.EXPIRED)]
 
 
 @pytest.mark.client_side
-async def test_on_lost_that_raises(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
-    """An error in `on_lost`, whatever it is, is logged, and the other leases are still renewed and still told."""
+async def test_error_in_on_lost_is_logged(factory: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    """An error in `on_lost` is logged; the other leases are renewed and their losses reported."""
     errors = {"one": RuntimeError("in on_lost"), "other": SystemExit(3)}
-    told: list[str] = []
+    losses: list[str] = []
 
     def on_lost(lease: Any, reason: LossReason) -> None:
-        told.append(lease.name)
+        losses.append(lease.name)
         raise errors[lease.name]
 
     locks = factory.connect(on_lost=on_lost)
@@ -304,12 +306,12 @@ async def test_on_lost_that_raises(factory: ClientFactory, caplog: pytest.LogCap
     await eventually(logged, "both errors are logged")
     await renewed(kept)
     await kept.release()
-    assert told == list(errors)
+    assert losses == list(errors)
 
 
 @pytest.mark.client_side
 @pytest.mark.runtime_name("blocking")
-async def test_on_lost_that_takes_long(factory: ClientFactory) -> None:
+async def test_on_lost_that_takes_long(factory: MakeClient) -> None:
     """A slow `on_lost` does not delay the renewal of other leases (in asyncio it runs on the caller's loop)."""
     begun, enough = threading.Event(), threading.Event()
 
@@ -331,8 +333,8 @@ async def test_on_lost_that_takes_long(factory: ClientFactory) -> None:
 
 @pytest.mark.client_side
 @pytest.mark.runtime_name("blocking")
-async def test_callbacks_of_several_leases_do_not_wait_for_each_other(factory: ClientFactory) -> None:
-    """Each call of on_lost has a thread of its own: one that blocks does not delay the next one's."""
+async def test_on_lost_that_blocks_does_not_delay_the_next(factory: MakeClient) -> None:
+    """Each call of `on_lost` has its own thread: one that blocks does not delay the next one."""
     together, passed = threading.Barrier(4), list[str]()
 
     def on_lost(lease: Any, _: LossReason) -> None:
@@ -351,8 +353,8 @@ async def test_callbacks_of_several_leases_do_not_wait_for_each_other(factory: C
     assert all(lease.reason is LossReason.GONE for lease in leases)
 
 
-async def test_timeout_names_the_holder(factory: ClientFactory, locks: LocksView) -> None:
-    """The error of a caller that waited in vain says who holds the lock."""
+async def test_timeout_names_the_holder(factory: MakeClient, locks: LocksView) -> None:
+    """LockTimeout names the holder of the lock."""
     async with factory.connect(owner="nightly-report").lock("x") as lease:
         with pytest.raises(LockTimeout, match=rf"held by nightly-report \(token {lease.token}"):
             await locks.lock("x", timeout=0.1).acquire()
@@ -360,7 +362,7 @@ async def test_timeout_names_the_holder(factory: ClientFactory, locks: LocksView
 
 @pytest.mark.client_side
 async def test_timeout_says_that_this_process_is_the_holder(locks: LocksView) -> None:
-    """The error of a caller that waited for a lease of its own client says so."""
+    """LockTimeout says so if the holder is this client itself."""
     lease = await locks.lock("x").acquire()
     with pytest.raises(LockTimeout, match=rf"\(this process, token {lease.token}"):
         await locks.lock("x", timeout=0.1).acquire()
@@ -368,7 +370,7 @@ async def test_timeout_says_that_this_process_is_the_holder(locks: LocksView) ->
 
 
 @pytest.mark.client_side
-async def test_leaving_after_a_loss(locks: LocksView, ttl_scale: TtlScale) -> None:
+async def test_leaving_the_block_after_a_loss_raises_lease_lost(locks: LocksView, ttl_scale: TtlScale) -> None:
     """Leaving a block whose lease was lost raises LeaseLost, even if the body ended normally."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=0.25, renew=False):
@@ -377,8 +379,8 @@ async def test_leaving_after_a_loss(locks: LocksView, ttl_scale: TtlScale) -> No
 
 
 @pytest.mark.client_side
-async def test_error_in_the_body(locks: LocksView) -> None:
-    """An error in the body comes out as it is, and the lock is released."""
+async def test_error_in_the_body_releases_the_lock(locks: LocksView) -> None:
+    """An error in the body comes out unchanged, and the lock is released."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with locks.lock("x"):
             raise ZeroDivisionError
@@ -387,8 +389,8 @@ async def test_error_in_the_body(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_error_in_the_body_after_a_loss(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """The body's own error wins over the loss and gets a note about it."""
+async def test_error_in_the_body_wins_over_the_loss(locks: LocksView, ttl_scale: TtlScale) -> None:
+    """The error of the body comes out instead of LeaseLost, with a note about the loss."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with locks.lock("x", ttl=0.25, renew=False):
             ttl_scale.stall(0.3)
@@ -397,8 +399,8 @@ async def test_error_in_the_body_after_a_loss(locks: LocksView, ttl_scale: TtlSc
 
 
 @pytest.mark.client_side
-async def test_check_in_the_body(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """The LeaseLost of the body's own check comes out once, without a note."""
+async def test_lease_lost_of_the_bodys_check_comes_out_once(locks: LocksView, ttl_scale: TtlScale) -> None:
+    """The LeaseLost that `check` raises in the body comes out once, without a note."""
     with pytest.raises(LeaseLost) as caught:
         async with locks.lock("x", ttl=0.25, renew=False) as lease:
             ttl_scale.stall(0.3)
@@ -408,15 +410,15 @@ async def test_check_in_the_body(locks: LocksView, ttl_scale: TtlScale) -> None:
 
 @pytest.mark.client_side
 async def test_lease_as_a_context_manager(locks: LocksView) -> None:
-    """A lease that was acquired by a call can be used as a block of its own."""
+    """A lease that `acquire` returned can be used in a `with` block."""
     async with await locks.lock("x").acquire() as lease:
         lease.check()
     assert await lease.release() is False
     assert await is_free(locks, "x")
 
 
-async def test_release_inside_the_block(locks: LocksView) -> None:
-    """A lease may be released before its block ends; leaving is then silent and touches no successor."""
+async def test_release_inside_the_block_touches_no_successor(locks: LocksView) -> None:
+    """A lease may be released inside its block; leaving the block then raises nothing, and the next holder keeps its lock."""
     async with locks.lock("x") as lease:
         await lease.release()
         successor = await locks.lock("x").acquire(timeout=SOON)
@@ -424,8 +426,8 @@ async def test_release_inside_the_block(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_one_lock_object_in_nested_use(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A lock object that was entered twice after a loss gives each block its own lease back."""
+async def test_lock_object_entered_twice_releases_each_lease_once(locks: LocksView, ttl_scale: TtlScale) -> None:
+    """A lock object that was entered again after a loss releases the right lease at the end of each block."""
     lock = locks.lock("x", ttl=0.25, renew=False)
     with pytest.raises(LeaseLost):
         async with lock as outer:
@@ -435,7 +437,7 @@ async def test_one_lock_object_in_nested_use(locks: LocksView, ttl_scale: TtlSca
             assert await inner.release() is False
 
 
-async def test_lease_passed_on(locks: LocksView) -> None:
+async def test_another_task_may_release_the_lease(locks: LocksView) -> None:
     """A lease belongs to the object: another task or thread may release it."""
     lease = await locks.lock("x").acquire()
 
@@ -446,8 +448,8 @@ async def test_lease_passed_on(locks: LocksView) -> None:
     assert await is_free(locks, "x")
 
 
-async def test_acquirer_ends(locks: LocksView) -> None:
-    """A lease outlives the task or thread that acquired it, and is still renewed."""
+async def test_lease_outlives_the_task_that_acquired_it(locks: LocksView) -> None:
+    """A lease outlives the task or thread that acquired it, and the client still renews it."""
 
     async def acquire() -> Any:
         return await locks.lock("x", ttl=0.8).acquire()
@@ -458,8 +460,8 @@ async def test_acquirer_ends(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_dropped_lease(locks: LocksView) -> None:
-    """A lease that is garbage warns, is no longer renewed, and runs out: the next gets the name."""
+async def test_dropped_lease_warns_and_expires(locks: LocksView) -> None:
+    """A lease without a reference causes a warning, is no longer renewed, and expires; then another client gets the name."""
 
     async def acquire_and_drop() -> int:
         lease = await locks.lock("x", ttl=1.5).acquire()
@@ -475,7 +477,7 @@ async def test_dropped_lease(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 async def test_dropped_leases_do_not_stop_the_renewer(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """Leases that were dropped leave the renewal of the others alone."""
+    """Dropped leases do not stop the renewal of other leases."""
     kept = await locks.lock("kept", ttl=1.5).acquire()
     with pytest.warns(ResourceWarning):  # noqa: PT031
         for number in range(20):
@@ -491,8 +493,8 @@ async def test_dropped_leases_do_not_stop_the_renewer(locks: LocksView, ttl_scal
 
 
 @pytest.mark.client_side
-async def test_reentrant(locks: LocksView) -> None:
-    """A reentrant lock may be taken again by its holder, and is free after the last release only."""
+async def test_reentrant_lock_is_free_after_the_last_release(locks: LocksView) -> None:
+    """The holder may acquire a reentrant lock again; it is free only after the last release."""
     lock = locks.lock("x", reentrant=True)
     async with lock as outer:
         async with locks.lock("x", reentrant=True) as inner:
@@ -506,8 +508,8 @@ async def test_reentrant(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_reentrant_only_for_its_holder(locks: LocksView) -> None:
-    """Another task or thread does not get in through a reentrant lock, nor does a successor in the same thread."""
+async def test_reentrant_lock_excludes_other_tasks(locks: LocksView) -> None:
+    """Another task or thread does not get a held reentrant lock, even if it reuses the number of a thread that ended."""
     lock = locks.lock("x", reentrant=True)
 
     async def other() -> Any:
@@ -522,8 +524,8 @@ async def test_reentrant_only_for_its_holder(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
-    """What a client remembers for reentrancy goes away with the leases."""
+async def test_client_forgets_released_reentrant_leases(locks: LocksView) -> None:
+    """The client keeps no data about a reentrant lease after its release."""
 
     async def use(number: int) -> None:
         async with locks.lock(f"x{number}", reentrant=True):
@@ -536,8 +538,8 @@ async def test_reentrant_leaves_no_trace(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_reentrant_dropped_leaves_no_trace(locks: LocksView) -> None:
-    """A dropped lease is not remembered, nor the task that held it, and the lock can be acquired again."""
+async def test_client_forgets_dropped_reentrant_leases(locks: LocksView) -> None:
+    """The client keeps neither a dropped reentrant lease nor the task that held it, and the lock can be acquired again."""
 
     tasks: list[weakref.ref[Any]] = []
 
@@ -555,8 +557,8 @@ async def test_reentrant_dropped_leaves_no_trace(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_reentrant_dropped_and_acquired_again(locks: LocksView) -> None:
-    """Who dropped a reentrant lease has to wait for its end, and what is taken then is what is taken again."""
+async def test_holder_that_dropped_a_reentrant_lease_waits_for_its_end(locks: LocksView) -> None:
+    """A task that dropped its reentrant lease waits until it has expired, and nested acquires then return the new lease."""
     lock = locks.lock("x", ttl=0.5, reentrant=True)
     with pytest.warns(ResourceWarning, match="dropped without release"):  # noqa: PT031
         await lock.acquire()
@@ -571,8 +573,10 @@ async def test_reentrant_dropped_and_acquired_again(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 @pytest.mark.runtime_name("blocking")
-async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who takes a lock again while somebody else gives the same lease back gets one that holds."""
+async def test_reentrant_acquire_that_races_with_a_release_returns_a_held_lease(
+    locks: LocksView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nested acquire that runs while another thread releases the same lease returns a lease that holds the lock."""
     lock = locks.lock("x", reentrant=True)
     first = await lock.acquire()
     again = BaseLease._reenter
@@ -590,15 +594,15 @@ async def test_reentrant_races_with_a_release(locks: LocksView, monkeypatch: pyt
 
 
 @pytest.mark.client_side
-async def test_not_reentrant_by_default(locks: LocksView) -> None:
-    """Without `reentrant` the holder itself has to wait like anybody else."""
+async def test_lock_is_not_reentrant_by_default(locks: LocksView) -> None:
+    """Without `reentrant` the holder itself does not get the lock again."""
     lock = locks.lock("x")
     async with lock:
         assert await lock.try_acquire() is None
 
 
-async def test_purpose(locks: LocksView) -> None:
-    """`purpose="correctness"` is refused, when the lock is made, exactly where tokens could repeat."""
+async def test_purpose_correctness_is_refused_where_tokens_could_repeat(locks: LocksView) -> None:
+    """`purpose="correctness"` is refused when the lock is made, exactly on engines whose tokens could repeat."""
     if locks.traits.guarantee in CORRECT:
         async with locks.lock("x", purpose="correctness"):
             pass
@@ -613,8 +617,8 @@ async def test_purpose(locks: LocksView) -> None:
         locks.lock("x", purpose="fun")
 
 
-async def test_inspect_says_how_long_it_is_held(locks: LocksView) -> None:
-    """`held_for` counts from the grant."""
+async def test_inspect_shows_for_how_long_the_lock_is_held(locks: LocksView) -> None:
+    """`held_for` of a holder counts from the grant."""
     begun = time.monotonic()
 
     async def held_for() -> float | None:
@@ -631,8 +635,8 @@ async def test_inspect_says_how_long_it_is_held(locks: LocksView) -> None:
         await eventually(lambda: longer_than(first), "it is held for longer")
 
 
-async def test_inspect(factory: ClientFactory) -> None:
-    """`inspect` shows who holds and who waits, with labels, tokens and times, in order."""
+async def test_inspect_shows_holders_and_waiters(factory: MakeClient) -> None:
+    """`inspect` shows holders and waiters in order, with owners, tokens and times."""
     locks = factory.connect(owner="the holder")
     assert await locks.inspect("x") == fencelock.Snapshot("x")
     lease = await locks.lock("x", ttl=30).acquire()
@@ -653,15 +657,15 @@ async def test_inspect(factory: ClientFactory) -> None:
 
 
 @pytest.mark.client_side
-async def test_default_owner(locks: LocksView) -> None:
-    """The default label names this host and process."""
+async def test_default_owner_names_host_and_process(locks: LocksView) -> None:
+    """The default owner names this host and process."""
     async with locks.lock("x") as lease:
         assert lease.owner == locks.owner == (await locks.inspect("x")).holders[0].owner
         assert lease.owner.endswith(f":{os.getpid()}")
 
 
-async def test_closing(factory: ClientFactory) -> None:
-    """Closing releases what is held, tells its holders, and everything after it is refused; again is harmless."""
+async def test_close_releases_leases_and_refuses_later_calls(factory: MakeClient) -> None:
+    """close() releases all leases and marks them lost; later calls raise ClientClosed, and a second close() does nothing."""
     locks, other = factory.connect(), factory.connect()
     lease = await locks.lock("x").acquire()
     await locks.close()
@@ -675,8 +679,8 @@ async def test_closing(factory: ClientFactory) -> None:
             await use()
 
 
-async def test_closing_after_max_hold(factory: ClientFactory) -> None:
-    """Closing gives back, too, what was lost at max_hold and never released."""
+async def test_close_releases_a_lease_lost_at_max_hold(factory: MakeClient) -> None:
+    """close() also releases a lease that was lost at max_hold and never released."""
     locks, other = factory.connect(), factory.connect()
     lease = await locks.lock("x", ttl=60, max_hold=0.2).acquire()
     assert await lease.lost.wait(timeout=SOON)
@@ -689,8 +693,9 @@ async def test_closing_after_max_hold(factory: ClientFactory) -> None:
         assert not await is_free(other, "x")
 
 
-async def test_closing_after_max_hold_and_release(factory: ClientFactory) -> None:
-    """What was lost at max_hold and released is not released again: by then it may be somebody else's."""
+@pytest.mark.client_side
+async def test_close_does_not_release_twice_after_max_hold(factory: MakeClient) -> None:
+    """A lease that was lost at max_hold and released is not released again by close(): another client may hold the lock."""
     locks, other = factory.connect(), factory.connect()
     lease = await locks.lock("x", ttl=60, max_hold=0.2).acquire()
     assert await lease.lost.wait(timeout=SOON)
@@ -701,7 +706,7 @@ async def test_closing_after_max_hold_and_release(factory: ClientFactory) -> Non
         assert not await is_free(other, "x")
 
 
-async def test_closing_with_waiters(factory: ClientFactory) -> None:
+async def test_close_ends_waiters(factory: MakeClient) -> None:
     """A waiter gets ClientClosed when its client is closed, and its claim is removed."""
     locks, other = factory.connect(), factory.connect()
     holder = await other.lock("x").acquire()
@@ -715,8 +720,8 @@ async def test_closing_with_waiters(factory: ClientFactory) -> None:
     assert await is_free(other, "x")
 
 
-async def test_closing_while_others_take_turns(factory: ClientFactory) -> None:
-    """close() leaves no claim, also of acquires that are granted but not yet returned, or about to enqueue again."""
+async def test_close_during_acquires_leaves_no_claim(factory: MakeClient) -> None:
+    """close() leaves no claim of acquires that are granted but not yet returned, or about to enqueue again."""
     observer = factory.connect()
     for _ in range(8):
         locks = factory.connect(ttl=60)
@@ -734,8 +739,9 @@ async def test_closing_while_others_take_turns(factory: ClientFactory) -> None:
         await wait_until_unclaimed(observer, "x")
 
 
-async def test_leaving_the_clients_block_closes_it(factory: ClientFactory) -> None:
-    """Leaving the client's own block closes it."""
+@pytest.mark.client_side
+async def test_leaving_the_block_of_a_client_closes_it(factory: MakeClient) -> None:
+    """Leaving the `with` block of a client closes the client."""
     other = factory.connect()
     async with factory.connect() as locks:
         lease = await locks.lock("x").acquire()
@@ -746,7 +752,7 @@ async def test_leaving_the_clients_block_closes_it(factory: ClientFactory) -> No
 
 
 @pytest.mark.client_side
-async def test_decorator(factory: ClientFactory, locks: LocksView) -> None:
+async def test_decorated_function_holds_the_lock_of_its_arguments(factory: MakeClient, locks: LocksView) -> None:
     """Each call of a decorated function holds the lock that its arguments name."""
 
     async def plain(day: str, copies: int = 1) -> tuple[str, int]:
@@ -763,8 +769,8 @@ async def test_decorator(factory: ClientFactory, locks: LocksView) -> None:
         locks.locked("report:{week}")(plain)
 
 
-async def test_renewal_while_many_leases_come_and_go(locks: LocksView) -> None:
-    """Many short leases in other threads or tasks never stop the renewal of a long one."""
+async def test_long_lease_is_renewed_beside_many_short_ones(locks: LocksView) -> None:
+    """Many short leases in other threads or tasks do not stop the renewal of a long one."""
     stays = await locks.lock("stays", ttl=1.5).acquire()
     enough = False
 
@@ -785,8 +791,8 @@ async def test_renewal_while_many_leases_come_and_go(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 @pytest.mark.parametrize("ttl", [0.8, 6])
-async def test_renewer_after_short_leases(locks: LocksView, ttl: float) -> None:
-    """After leases that were released at once the next one is renewed; the renewer ends when none follows."""
+async def test_renewer_ends_and_starts_again(locks: LocksView, ttl: float) -> None:
+    """After short leases the next lease is renewed, and the renewer ends when no lease follows."""
     for _ in range(20):
         async with locks.lock("x", ttl=ttl):
             pass
@@ -802,7 +808,7 @@ async def test_renewer_after_short_leases(locks: LocksView, ttl: float) -> None:
 
 @pytest.mark.client_side
 async def test_acquire_fails_if_the_renewer_cannot_start(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the renewer's thread cannot be started, the acquire fails and its claim is removed."""
+    """If the renewer's thread cannot be started, acquire raises and removes its claim."""
     runtime = client_of(locks).runtime
 
     def spawn(work: Any, name: str) -> None:
@@ -820,8 +826,8 @@ async def test_acquire_fails_if_the_renewer_cannot_start(locks: LocksView, monke
 
 
 @pytest.mark.client_side
-async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a renewal cannot be started it is tried again, and the lease is kept."""
+async def test_renewal_that_cannot_start_is_retried(locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal whose thread cannot be started is tried again, and the lease is kept."""
     runtime = client_of(locks).runtime
     lease = await locks.lock("x", ttl=0.9).acquire()
     real, failures = runtime.spawn, list[str]()
@@ -840,8 +846,8 @@ async def test_no_thread_for_a_renewal(locks: LocksView, monkeypatch: pytest.Mon
 
 
 @pytest.mark.client_side
-async def test_lease_repr(locks: LocksView) -> None:
-    """A lease shows its name, token and state."""
+async def test_repr_of_a_lease_shows_name_token_and_state(locks: LocksView) -> None:
+    """The repr of a lease shows its name, token and state."""
     lease = await locks.lock("x").acquire()
     assert repr(core_of(lease)).startswith(f"<Lease 'x' token={lease.token} ")
     await lease.release()
@@ -849,13 +855,13 @@ async def test_lease_repr(locks: LocksView) -> None:
 
 
 async def test_token_is_exact_in_json(locks: LocksView) -> None:
-    """Tokens are positive and below 2^53."""
+    """Tokens are positive and below 2^53, so that JSON keeps them exactly."""
     async with locks.lock("x") as lease:
         assert 0 < lease.token < 2**53
 
 
-async def test_free_name_leaves_nothing(locks: LocksView) -> None:
-    """After the last release, no name is listed."""
+async def test_released_name_is_not_listed(locks: LocksView) -> None:
+    """`names` lists nothing after the last release."""
     for number in range(5):
         async with locks.lock(f"n{number}"):
             pass
@@ -863,8 +869,8 @@ async def test_free_name_leaves_nothing(locks: LocksView) -> None:
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_fence_accepts_tokens_after_a_move_between_engines(factory: ClientFactory) -> None:
-    """The first token of a namespace lies between two readings of the clock, which stand for the engines before and after."""
+async def test_fence_accepts_tokens_after_a_move_between_engines(factory: MakeClient) -> None:
+    """The first token of a namespace is a reading of the clock, so a fence accepts it after a move from another engine."""
     fence = MemoryFence()
     before = TokenPair(wall_us(), "0" * 32)  # what any engine would have granted a moment ago
     fence.enter(before, "account")

@@ -18,7 +18,7 @@ from fencelock.engines.redlock import engine as redlock
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from tests.contract.engines import EngineCase
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.steps import background, waiting
 from tests.contract.ttl_scale import TtlScale
 from tests.engines.forwarder import Forwarder, forwarding
@@ -112,12 +112,12 @@ async def run(runtime_name: str, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def test_force_release_whose_reply_is_lost_is_not_repeated(
-    case: EngineCase, engines: Session, url: str, runtime_name: str, ttl_scale: TtlScale, factory: ClientFactory
+    case: EngineCase, engines: Session, url: str, runtime_name: str, ttl_scale: TtlScale, factory: MakeClient
 ) -> None:
-    """The caller learns that the outcome is unknown; the next holder, whom a repetition would drop, keeps the lock."""
+    """A forced release without a reply raises OutcomeUnknown; a repetition would remove the next holder."""
     locks = factory.connect()
     async with network(case, url, engines) as between:
-        remote = ClientFactory(between.url, runtime_name, ttl_scale)
+        remote = MakeClient(between.url, runtime_name, ttl_scale)
         administrator = remote.connect()
         try:
             for _ in range(2):  # PostgreSQL's statements are prepared the second time
@@ -141,12 +141,12 @@ async def test_force_release_whose_reply_is_lost_is_not_repeated(
 
 @pytest.mark.records
 async def test_write_whose_reply_is_lost_is_not_repeated(
-    case: EngineCase, engines: Session, url: str, runtime_name: str, ttl_scale: TtlScale, factory: ClientFactory
+    case: EngineCase, engines: Session, url: str, runtime_name: str, ttl_scale: TtlScale, factory: MakeClient
 ) -> None:
-    """The caller learns that the outcome is unknown, instead of being told that its own write stands in its way."""
+    """A record write without a reply raises OutcomeUnknown; a repetition would conflict with the first one."""
     records: Any = factory.engine().records  # type: ignore[attr-defined]
     async with network(case, url, engines) as between:
-        remote = ClientFactory(between.url, runtime_name, ttl_scale)
+        remote = MakeClient(between.url, runtime_name, ttl_scale)
         writer: Any = remote.engine().records  # type: ignore[attr-defined]
         try:
             for _ in range(2):
@@ -160,7 +160,7 @@ async def test_write_whose_reply_is_lost_is_not_repeated(
 
                 await eventually(written, "the record is there")
                 between.reset()
-                if case.id == "etcd":  # the record's lease tells a repeated write from somebody else's
+                if case.id == "etcd":  # the record's lease distinguishes a repeated write from another writer's
                     assert (await writing).done
                 else:
                     with pytest.raises(OutcomeUnknown, match="may or may not"):

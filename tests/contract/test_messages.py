@@ -13,7 +13,7 @@ from fencelock import EngineUnavailable, LeaseLost, LockTimeout, LossReason, Rel
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Waiting
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import assert_notified_once, background, is_free, renewed, take, wait_until_unclaimed, waiting
@@ -21,8 +21,8 @@ from tests.contract.ttl_scale import TtlScale
 from tests.support.waiting import SOON, eventually
 
 
-async def test_grant_whose_answer_is_lost(locks: LocksView) -> None:
-    """An acquire that was granted but not answered is found again: one grant, one token."""
+async def test_grant_without_a_reply_is_found_again(locks: LocksView) -> None:
+    """A repeated attempt finds the grant whose reply was lost: one grant, one token."""
     faulty = Faulty.around(locks)
     faulty.lose("attempt", 2)
     lease = await locks.lock("x").acquire()
@@ -35,8 +35,8 @@ async def test_grant_whose_answer_is_lost(locks: LocksView) -> None:
     await lease.release()
 
 
-async def test_grant_whose_answer_is_lost_counts_from_the_first_request(locks: LocksView) -> None:
-    """The lease after a lost answer never trusts more than the first request allows."""
+async def test_grant_without_a_reply_counts_from_the_first_request(locks: LocksView) -> None:
+    """The deadline of a lease whose first reply was lost counts from the first request."""
     faulty = Faulty.around(locks)
     faulty.lose("attempt", 3)
     begun = time.monotonic()
@@ -45,8 +45,8 @@ async def test_grant_whose_answer_is_lost_counts_from_the_first_request(locks: L
     await lease.release()
 
 
-async def test_try_acquire_whose_answer_is_lost(factory: ClientFactory, locks: LocksView) -> None:
-    """A single try that gets no answer, and none to its repetition, raises and is undone."""
+async def test_try_acquire_without_a_reply_raises_and_is_undone(factory: MakeClient, locks: LocksView) -> None:
+    """A try_acquire that gets no reply, also to its repetition, raises, and the client removes its claim."""
     faulty = Faulty.around(locks)
     faulty.lose("attempt", 2)
     with pytest.raises(EngineUnavailable) as caught:
@@ -55,8 +55,8 @@ async def test_try_acquire_whose_answer_is_lost(factory: ClientFactory, locks: L
     assert await is_free(factory.connect(), "x")
 
 
-async def test_request_that_never_arrives(locks: LocksView) -> None:
-    """Requests that are lost on their way are repeated."""
+async def test_request_that_never_arrives_is_repeated(locks: LocksView) -> None:
+    """The acquire loop repeats requests that are lost on their way."""
     faulty = Faulty.around(locks)
     faulty.drop("attempt", 2)
     async with locks.lock("x"):
@@ -64,8 +64,8 @@ async def test_request_that_never_arrives(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_engine_down_at_first(locks: LocksView) -> None:
-    """An engine that refuses the very first request is reported at once, and nobody tries to undo what never was."""
+async def test_engine_that_refuses_the_first_request_is_reported_at_once(locks: LocksView) -> None:
+    """An engine that refuses the first request raises at once, and the client sends no clean-up."""
     faulty = Faulty.around(locks)
     faulty.refuse("attempt", 100)
     with pytest.raises(EngineUnavailable) as caught:
@@ -74,8 +74,8 @@ async def test_engine_down_at_first(locks: LocksView) -> None:
     assert faulty.calls == {"attempt": 1}
 
 
-async def test_engine_down_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
-    """A waiter sits out an engine that is down for a moment, and keeps its place."""
+async def test_waiter_keeps_its_place_through_an_outage(factory: MakeClient, locks: LocksView) -> None:
+    """A waiter keeps waiting through a short outage and keeps its place in the queue."""
     other = factory.connect()
     holder = await other.lock("x").acquire()
     faulty = Faulty.around(locks)
@@ -90,8 +90,8 @@ async def test_engine_down_while_waiting(factory: ClientFactory, locks: LocksVie
         await lease.release()
 
 
-async def test_engine_down_for_good_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
-    """A waiter gives up with EngineUnavailable once its queue entry must have expired."""
+async def test_waiter_raises_when_its_queue_entry_must_have_expired(factory: MakeClient, locks: LocksView) -> None:
+    """In a long outage a waiter raises EngineUnavailable once its queue entry must have expired."""
     async with factory.connect().lock("x"):
         faulty = Faulty.around(locks)
         async with background(locks.lock("x", ttl=0.5).acquire()) as (task,):
@@ -102,8 +102,8 @@ async def test_engine_down_for_good_while_waiting(factory: ClientFactory, locks:
                 await asyncio.wait_for(task, SOON)
 
 
-async def test_answer_to_a_wait_is_lost(factory: ClientFactory, locks: LocksView) -> None:
-    """A hand-over whose answer is lost is found again under the same token."""
+async def test_grant_to_a_waiter_without_a_reply_is_found_again(factory: MakeClient, locks: LocksView) -> None:
+    """A waiter whose wake-up was lost finds its grant with the next attempt, under the same token."""
     other = factory.connect()
     holder = await other.lock("x").acquire()
     faulty = Faulty.around(locks)
@@ -122,8 +122,8 @@ async def test_answer_to_a_wait_is_lost(factory: ClientFactory, locks: LocksView
     await lease.release()
 
 
-async def test_release_whose_answer_is_lost(factory: ClientFactory, locks: LocksView) -> None:
-    """A release that was done but not answered is repeated, and never frees a successor."""
+async def test_release_without_a_reply_never_frees_a_successor(factory: MakeClient, locks: LocksView) -> None:
+    """A release without a reply is repeated, and the repetition does not free the next holder's lock."""
     other = factory.connect()
     faulty = Faulty.around(locks)
     lease = await locks.lock("x").acquire()
@@ -139,8 +139,8 @@ async def test_release_whose_answer_is_lost(factory: ClientFactory, locks: Locks
     assert await successor.release() is True
 
 
-async def test_release_that_never_arrives(factory: ClientFactory, locks: LocksView) -> None:
-    """A release that is not answered is retried, then reported; the lease runs out by itself and is not renewed."""
+async def test_release_that_never_arrives_raises_and_the_lease_expires(factory: MakeClient, locks: LocksView) -> None:
+    """A release that never arrives is repeated, then raises; the lease is not renewed and expires."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.8).acquire()
     faulty.drop("release", 100)
@@ -153,8 +153,8 @@ async def test_release_that_never_arrives(factory: ClientFactory, locks: LocksVi
 
 
 @pytest.mark.client_side
-async def test_release_that_is_refused(factory: ClientFactory, locks: LocksView) -> None:
-    """A release that the engine refuses is reported at once, with the name."""
+async def test_release_that_the_engine_refuses_raises_at_once(factory: MakeClient, locks: LocksView) -> None:
+    """A release that the engine refuses raises at once, with the name of the lock."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.8).acquire()
     faulty.refuse("release")
@@ -166,8 +166,8 @@ async def test_release_that_is_refused(factory: ClientFactory, locks: LocksView)
 
 
 @pytest.mark.client_side
-async def test_release_error_does_not_mask_the_body(locks: LocksView) -> None:
-    """The body's error comes out although the release failed, too."""
+async def test_failed_release_does_not_mask_the_error_of_the_body(locks: LocksView) -> None:
+    """The error of the body comes out although the release failed, too."""
     faulty = Faulty.around(locks)
     faulty.refuse("release", 1)
     with pytest.raises(ZeroDivisionError):
@@ -178,9 +178,9 @@ async def test_release_error_does_not_mask_the_body(locks: LocksView) -> None:
 @pytest.mark.client_side
 @pytest.mark.parametrize("fault", ["refuse", "drop"])
 async def test_leaving_a_block_only_logs_a_failed_release(
-    factory: ClientFactory, locks: LocksView, fault: str, caplog: pytest.LogCaptureFixture
+    factory: MakeClient, locks: LocksView, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The body's work is done: an error would look like a failed acquire. The client releases the lock later."""
+    """Leaving a block only logs a failed release, as the work is done; the client releases the lock later."""
     faulty = Faulty.around(locks)
     async with locks.lock("x", ttl=60) as lease:
         getattr(faulty, fault)("release", 100)
@@ -191,8 +191,8 @@ async def test_leaving_a_block_only_logs_a_failed_release(
 
 
 @pytest.mark.client_side
-async def test_release_that_fails_raises_release_failed(factory: ClientFactory, locks: LocksView) -> None:
-    """An explicit release without a reply is an error of its own kind, and the client goes on with it."""
+async def test_release_that_fails_raises_release_failed(factory: MakeClient, locks: LocksView) -> None:
+    """An explicit release without a reply raises ReleaseFailed, and the client goes on trying."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=60).acquire()
     faulty.refuse("release", 100)
@@ -202,8 +202,8 @@ async def test_release_that_fails_raises_release_failed(factory: ClientFactory, 
     await wait_until_unclaimed(factory.connect(), "x")
 
 
-async def test_expired_lease_is_abandoned(factory: ClientFactory, locks: LocksView) -> None:
-    """A renewal that the engine applied, and whose reply was lost, does not keep the next holder waiting."""
+async def test_expired_lease_is_abandoned(factory: MakeClient, locks: LocksView) -> None:
+    """The client abandons a lease that expired after a renewal without a reply, so the next holder need not wait for it."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=1.5).acquire()
     faulty.lose("renew", 1000)
@@ -218,8 +218,8 @@ async def test_expired_lease_is_abandoned(factory: ClientFactory, locks: LocksVi
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
-async def test_grant_after_the_timeout_is_given_back(factory: ClientFactory, locks: LocksView, timeout: float) -> None:
-    """A process that was stopped during acquire, and goes on after its timeout, does not hold the lock."""
+async def test_grant_after_the_timeout_is_given_back(factory: MakeClient, locks: LocksView, timeout: float) -> None:
+    """An acquire whose process was stopped until after its timeout gives the late grant back."""
     await take(locks, "x")
     faulty = Faulty.around(locks)
     faulty.slow("attempt", 1, timeout + 1)
@@ -230,8 +230,8 @@ async def test_grant_after_the_timeout_is_given_back(factory: ClientFactory, loc
 
 
 @pytest.mark.client_side
-async def test_close_releases_all_but_the_bad_lock(factory: ClientFactory) -> None:
-    """One lock that cannot be released does not keep the others from being released."""
+async def test_close_releases_the_others_if_one_release_fails(factory: MakeClient) -> None:
+    """If one lock cannot be released, close() still releases the others."""
     locks = factory.connect()
     faulty = Faulty.around(locks)
     leases = [await locks.lock(name, ttl=60).acquire() for name in ("a", "bad", "c")]
@@ -251,8 +251,8 @@ async def test_close_releases_all_but_the_bad_lock(factory: ClientFactory) -> No
 
 
 @pytest.mark.client_side
-async def test_outage_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
-    """The first failed renewal is a warning with the time that is left, the end of the outage is worth an info."""
+async def test_begin_and_end_of_an_outage_are_logged(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+    """The first failed renewal is logged as a warning with the remaining time, and the end of the outage as info."""
     caplog.set_level("INFO", "fencelock")
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=1.5).acquire()
@@ -272,7 +272,7 @@ async def test_outage_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.client_side
 async def test_second_outage_is_logged_after_a_loss(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
-    """An outage that cost a lease does not hide the next one, and is not the reason of a later loss."""
+    """An outage that cost a lease does not hide the next outage, and is not named as the reason of a later loss."""
     faulty = Faulty.around(locks)
 
     async def lose_one() -> None:
@@ -292,22 +292,22 @@ async def test_second_outage_is_logged_after_a_loss(locks: LocksView, caplog: py
 
 
 @pytest.mark.client_side
-async def test_log_handler_that_fails_does_not_stop_the_renewer(factory: ClientFactory) -> None:
-    """The loss of one lease cannot be logged: it is reported all the same, and the other lease is renewed."""
+async def test_log_handler_that_fails_does_not_stop_the_renewer(factory: MakeClient) -> None:
+    """If a log handler fails, the loss is still reported and the other lease is still renewed."""
 
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise OSError("the log server is down")
 
-    told: list[str] = []
-    locks = factory.connect(on_lost=lambda lease, _: told.append(lease.name))
+    losses: list[str] = []
+    locks = factory.connect(on_lost=lambda lease, _: losses.append(lease.name))
     handler = Broken()
     logging.getLogger("fencelock").addHandler(handler)
     try:
         short = await locks.lock("short", ttl=0.4, renew=False).acquire()
         kept = await locks.lock("kept", ttl=0.9).acquire()
         assert await short.lost.wait(SOON)
-        await assert_notified_once(told)
+        await assert_notified_once(losses)
         await renewed(kept, 2)
         await kept.release()
     finally:
@@ -315,8 +315,8 @@ async def test_log_handler_that_fails_does_not_stop_the_renewer(factory: ClientF
 
 
 @pytest.mark.client_side
-async def test_loss_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
-    """Each lost lease is a warning with its reason."""
+async def test_each_loss_is_logged_with_its_reason(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
+    """Each lost lease is logged as a warning with its reason."""
     lease = await locks.lock("x", ttl=0.4, renew=False).acquire()
     assert await lease.lost.wait(SOON)
 
@@ -328,8 +328,10 @@ async def test_loss_is_logged(locks: LocksView, caplog: pytest.LogCaptureFixture
     assert (record.levelname, record.lock, record.reason) == ("WARNING", "x", "expired")  # type: ignore[attr-defined]
 
 
-async def test_answer_after_the_deadline(factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A grant that is answered after its own deadline is no grant: it is undone, and another one made."""
+async def test_grant_after_its_deadline_is_undone_and_repeated(
+    factory: MakeClient, locks: LocksView, ttl_scale: TtlScale
+) -> None:
+    """A grant whose reply comes after its own deadline is undone, and the loop acquires again."""
     faulty = Faulty.around(locks)
     faulty.slow("attempt", 1, ttl_scale(0.8))
     lease = await locks.lock("x", ttl=0.6).acquire()
@@ -341,8 +343,8 @@ async def test_answer_after_the_deadline(factory: ClientFactory, locks: LocksVie
     await lease.release()
 
 
-async def test_answer_late_in_the_ttl(locks: LocksView) -> None:
-    """A grant of which much of the ttl is gone when it is answered is renewed once before it is believed."""
+async def test_grant_late_in_its_ttl_is_renewed_first(locks: LocksView) -> None:
+    """A grant whose reply comes late in its ttl is renewed once before acquire returns it."""
     faulty = Faulty.around(locks)
     faulty.slow("attempt", 1, 2)
     lease = await locks.lock("x", ttl=5).acquire()
@@ -352,8 +354,8 @@ async def test_answer_late_in_the_ttl(locks: LocksView) -> None:
 
 
 @pytest.mark.parametrize("fault", ["lose", "refuse", "drop"])
-async def test_late_answer_that_cannot_be_renewed(locks: LocksView, fault: str) -> None:
-    """If that renewal is not answered, the grant is undone and another one made."""
+async def test_late_grant_that_cannot_be_renewed_is_undone(locks: LocksView, fault: str) -> None:
+    """If the renewal of a late grant gets no RENEWED, the grant is undone, and the loop acquires again."""
     faulty = Faulty.around(locks)
     faulty.slow("attempt", 1, 0.8)
     getattr(faulty, fault)("renew")
@@ -364,8 +366,8 @@ async def test_late_answer_that_cannot_be_renewed(locks: LocksView, fault: str) 
 
 
 @pytest.mark.client_side
-async def test_one_renewal_fails(locks: LocksView) -> None:
-    """A renewal that fails is tried again, soon, and the lease is kept."""
+async def test_failed_renewal_is_retried_soon(locks: LocksView) -> None:
+    """A renewal that fails is tried again soon, and the lease is kept."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=3).acquire()
     faulty.refuse("renew")
@@ -375,18 +377,18 @@ async def test_one_renewal_fails(locks: LocksView) -> None:
     await lease.release()
 
 
-async def test_renewal_fails_until_the_deadline(factory: ClientFactory) -> None:
-    """When no renewal succeeds the lease is lost at its deadline: told once, before anybody else can have it."""
-    told: list[tuple[int, LossReason]] = []
-    locks = factory.connect(on_lost=lambda lease, reason: told.append((lease.token, reason)))
+async def test_lease_is_lost_at_its_deadline_if_no_renewal_succeeds(factory: MakeClient) -> None:
+    """If no renewal succeeds, the lease is lost at its deadline, before another client can get the lock."""
+    losses: list[tuple[int, LossReason]] = []
+    locks = factory.connect(on_lost=lambda lease, reason: losses.append((lease.token, reason)))
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.9).acquire()
     faulty.refuse("renew", 1000)
     successor = await factory.connect().lock("x").acquire(SOON)
     assert lease.lost.is_set()
     assert lease.reason is LossReason.EXPIRED
-    await assert_notified_once(told)
-    assert told == [(lease.token, LossReason.EXPIRED)]
+    await assert_notified_once(losses)
+    assert losses == [(lease.token, LossReason.EXPIRED)]
     assert faulty.calls["renew"] >= 2
     with pytest.raises(LeaseLost):
         lease.check()
@@ -394,10 +396,10 @@ async def test_renewal_fails_until_the_deadline(factory: ClientFactory) -> None:
 
 
 @pytest.mark.client_side
-async def test_renewal_that_hangs(factory: ClientFactory, ttl_scale: TtlScale) -> None:
-    """A renewal that hangs delays neither the news of the loss nor the renewal of another lease."""
-    told: list[tuple[str, LossReason]] = []
-    locks = factory.connect(on_lost=lambda lease, reason: told.append((lease.name, reason)))
+async def test_renewal_that_hangs_delays_nothing_else(factory: MakeClient, ttl_scale: TtlScale) -> None:
+    """A renewal that hangs delays neither the report of the loss nor the renewal of another lease."""
+    losses: list[tuple[str, LossReason]] = []
+    locks = factory.connect(on_lost=lambda lease, reason: losses.append((lease.name, reason)))
     faulty = Faulty.around(locks)
     hung = await locks.lock("hung", ttl=0.8).acquire()
     faulty.slow("renew", 1, ttl_scale(1.8))
@@ -409,14 +411,16 @@ async def test_renewal_that_hangs(factory: ClientFactory, ttl_scale: TtlScale) -
     other = await locks.lock("other", ttl=0.8).acquire()
     await renewed(other)
     assert await hung.lost.wait(SOON)
-    await assert_notified_once(told)
-    assert told == [("hung", LossReason.EXPIRED)]
+    await assert_notified_once(losses)
+    assert losses == [("hung", LossReason.EXPIRED)]
     await renewed(other)
     await other.release()
 
 
-async def test_answer_to_a_renewal_after_the_deadline(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A renewal that succeeds but is answered after the deadline does not bring the lease back."""
+async def test_renewal_answered_after_the_deadline_does_not_revive_the_lease(
+    locks: LocksView, ttl_scale: TtlScale
+) -> None:
+    """A renewal that is answered after the deadline does not bring the lease back."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.5).acquire()
     faulty.slow("renew", 1, ttl_scale(0.6))
@@ -427,11 +431,11 @@ async def test_answer_to_a_renewal_after_the_deadline(locks: LocksView, ttl_scal
 
 
 @pytest.mark.client_side
-async def test_renew_by_hand_fails(locks: LocksView) -> None:
-    """`renew()` says that it was not answered; the deadline does not move, and renew=False stays what it is."""
+async def test_renew_without_a_reply_does_not_move_the_deadline(locks: LocksView) -> None:
+    """`renew()` without a reply raises, the deadline does not move, and a lease with renew=False is not renewed later."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.6, renew=False).acquire()
-    so_far = faulty.calls["renew"]  # one, if the answer took so long that the grant had to be renewed
+    so_far = faulty.calls["renew"]  # one, if the answer took so long that the loop renewed the grant
     faulty.drop("renew")
     before = lease.remaining
     with pytest.raises(EngineUnavailable) as caught:
@@ -443,8 +447,8 @@ async def test_renew_by_hand_fails(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_unknown_renewal_by_hand(locks: LocksView) -> None:
-    """An engine that answers UNKNOWN to a renewal by hand does not make the renewer renew it."""
+async def test_unknown_renewal_by_hand_does_not_start_the_renewer(locks: LocksView) -> None:
+    """An UNKNOWN reply to `renew()` of a lease with renew=False does not make the renewer renew it."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.6, renew=False).acquire()
     real, calls = faulty.inner.renew, []
@@ -462,8 +466,10 @@ async def test_unknown_renewal_by_hand(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_renewal_raises_what_it_never_should(locks: LocksView, caplog: pytest.LogCaptureFixture) -> None:
-    """An engine's bug in a renewal is logged and tried again; the renewer continues."""
+async def test_bug_of_an_engine_in_a_renewal_is_logged_and_retried(
+    locks: LocksView, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unexpected error of an engine in a renewal is logged and the renewal tried again; the renewer continues."""
     faulty = Faulty.around(locks)
     lease = await locks.lock("x", ttl=0.9).acquire()
     real, failures = faulty.renew, list[int]()
@@ -482,8 +488,8 @@ async def test_renewal_raises_what_it_never_should(locks: LocksView, caplog: pyt
 
 
 @pytest.mark.client_side
-async def test_timeout_while_the_engine_is_down(factory: ClientFactory, locks: LocksView) -> None:
-    """A waiter whose time is over while the engine is down gives up in time."""
+async def test_waiter_times_out_in_time_while_the_engine_is_down(factory: MakeClient, locks: LocksView) -> None:
+    """A waiter whose timeout ends during an outage returns in time."""
     async with factory.connect().lock("x"):
         faulty = Faulty.around(locks)
         faulty.refuse("wait", 1000)
@@ -495,7 +501,7 @@ async def test_timeout_while_the_engine_is_down(factory: ClientFactory, locks: L
     await wait_until_unclaimed(factory.connect(), "x")
 
 
-async def test_attempt_twice(factory: ClientFactory) -> None:
+async def test_two_attempts_of_one_claim_give_one_grant(factory: MakeClient) -> None:
     """Two attempts of one claim give one grant with one token, and the second restarts its ttl."""
     engine = factory.engine()
     claim = Claim("x", 30)
@@ -510,7 +516,7 @@ async def test_attempt_twice(factory: ClientFactory) -> None:
     assert await engine.release(first) is False
 
 
-async def test_repeated_attempt_keeps_one_queue_entry(factory: ClientFactory) -> None:
+async def test_repeated_attempt_keeps_one_queue_entry(factory: MakeClient) -> None:
     """Two attempts of one claim on a held lock give one queue entry."""
     engine = factory.engine()
     holder, claim = Claim("x", 30), Claim("x", 30)
@@ -523,8 +529,8 @@ async def test_repeated_attempt_keeps_one_queue_entry(factory: ClientFactory) ->
     await engine.abandon(holder)
 
 
-async def test_abandon(factory: ClientFactory) -> None:
-    """On the engine itself: abandon gives back whichever it was, is idempotent, and frees nobody else's."""
+async def test_abandon_removes_the_claim_and_no_other(factory: MakeClient) -> None:
+    """`abandon` of the engine removes a queued or granted claim, may be repeated, and removes no other claim."""
     engine = factory.engine()
     holder, waiter = Claim("x", 30), Claim("x", 30)
     await engine.abandon(holder)
@@ -542,10 +548,10 @@ async def test_abandon(factory: ClientFactory) -> None:
 
 
 @pytest.mark.client_side
-async def test_release_that_a_close_overtakes(factory: ClientFactory) -> None:
-    """Who gives a lease back while the client is being closed is not told of a loss: it was the close that let go first."""
-    told: list[LossReason] = []
-    locks = factory.connect(on_lost=lambda lease, reason: told.append(reason))
+async def test_release_overtaken_by_close_raises_no_lease_lost(factory: MakeClient) -> None:
+    """A holder that releases while its client is being closed gets no LeaseLost."""
+    losses: list[LossReason] = []
+    locks = factory.connect(on_lost=lambda lease, reason: losses.append(reason))
     lease = await locks.lock("x", ttl=30).acquire()
     faulty = Faulty.around(locks)
     faulty.late("release", 1, 0.3)
@@ -564,11 +570,11 @@ async def test_release_that_a_close_overtakes(factory: ClientFactory) -> None:
         await releasing
     assert faulty.answers["release"] == [False]
     assert lease.reason is None
-    assert not told
+    assert not losses
 
 
-async def test_release_of_somebody_else(factory: ClientFactory) -> None:
-    """On the engine itself: a release or a renewal under another id does nothing."""
+async def test_release_and_renewal_under_another_id_do_nothing(factory: MakeClient) -> None:
+    """`release` and `renew` of the engine do nothing under another claim's id."""
     engine = factory.engine()
     grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
@@ -579,7 +585,7 @@ async def test_release_of_somebody_else(factory: ClientFactory) -> None:
 
 
 @pytest.mark.client_side
-def test_unanswered_is_unavailable() -> None:
-    """What was not answered is a kind of unavailability: callers need to catch one error only."""
+def test_outcome_unknown_is_an_engine_unavailable() -> None:
+    """OutcomeUnknown is an EngineUnavailable, so callers need to catch one error only."""
     assert issubclass(OutcomeUnknown, EngineUnavailable)
     assert issubclass(EngineUnavailable, ConnectionError)

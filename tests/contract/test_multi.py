@@ -21,7 +21,7 @@ from fencelock import (
     ReleaseFailed,
     WouldDeadlock,
 )
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import (
@@ -40,8 +40,9 @@ ORDER = ["Z", "a", "a b", "z", "é", "日本", "\uffef", "🔒"]
 """By UTF-8 bytes; by UTF-16 units, as in Java and JavaScript, the last two would change places."""
 
 
+@pytest.mark.client_side
 async def test_names_are_sorted_by_their_bytes_and_duplicates_removed(locks: LocksView) -> None:
-    """All contenders acquire in one order, whatever order they give."""
+    """A multi-lock sorts its names by their bytes and removes duplicates, so all contenders acquire in one order."""
     assert locks.multi(*reversed(ORDER), *ORDER).names == tuple(ORDER)
     async with locks.multi(*reversed(ORDER), "a", write=["a"]) as group:
         assert list(group.leases) == ORDER
@@ -56,7 +57,7 @@ async def test_names_are_sorted_by_their_bytes_and_duplicates_removed(locks: Loc
 
 @pytest.mark.client_side
 async def test_arguments_are_checked_when_the_object_is_created(locks: LocksView) -> None:
-    """1 to 32 names, which are checked, and `read` and `write` are not strings."""
+    """`multi` accepts 1 to 32 valid names, and refuses a string for `read` or `write`."""
     assert len(locks.multi(*(f"n{number}" for number in range(32)), "n0").names) == 32
     for wrong in ([], [f"n{number}" for number in range(33)]):
         with pytest.raises(InvalidArgument, match=f"32 names, not {len(wrong)}"):
@@ -69,8 +70,8 @@ async def test_arguments_are_checked_when_the_object_is_created(locks: LocksView
         locks.multi("a", "b", timeout=-1)
 
 
-async def test_32_names(locks: LocksView) -> None:
-    """A group of the largest size is acquired, kept and released."""
+async def test_group_of_32_names(locks: LocksView) -> None:
+    """A group of 32 names, the largest size, is acquired, kept and released."""
     names = [f"n{number}" for number in range(32)]
     async with locks.multi(*names, timeout=SOON) as group:
         group.check()
@@ -78,8 +79,8 @@ async def test_32_names(locks: LocksView) -> None:
     assert [name async for name in locks.names()] == []
 
 
-async def test_group_excludes_others(factory: ClientFactory, locks: LocksView) -> None:
-    """While the group is held, nobody gets any of its names, alone or in another group; a free group is had at once."""
+async def test_group_excludes_others(factory: MakeClient, locks: LocksView) -> None:
+    """While a group is held nobody gets any of its names; a group of free names is acquired at once."""
     other = factory.connect()
     async with locks.multi("a", "b", "c") as group:
         for name in ("a", "b", "c"):
@@ -100,8 +101,8 @@ async def test_group_excludes_others(factory: ClientFactory, locks: LocksView) -
 
 
 @pytest.mark.shared
-async def test_read_and_write(factory: ClientFactory, locks: LocksView) -> None:
-    """Groups share the names that they only read; a name to read and to write is written."""
+async def test_groups_share_the_names_that_they_read(factory: MakeClient, locks: LocksView) -> None:
+    """Groups share names that both only read; a name that is both read and written is written."""
     other = factory.connect()
     async with locks.multi(write=["a"], read=["b", "a"]) as group:
         assert {name: lease.mode for name, lease in group.leases.items()} == {"a": Mode.EXCLUSIVE, "b": Mode.SHARED}
@@ -124,8 +125,8 @@ async def test_group_is_renewed(locks: LocksView) -> None:
 # ---------------------------------------------------------------------------- all or nothing
 
 
-async def test_timeout_names_the_missing_lock_and_leaves_nothing(factory: ClientFactory, locks: LocksView) -> None:
-    """LockTimeout carries the name that was not free and its holder; one deadline counts for all names."""
+async def test_timeout_names_the_missing_lock_and_leaves_nothing(factory: MakeClient, locks: LocksView) -> None:
+    """LockTimeout names the lock that was not free and its holder; one timeout counts for all names."""
     other = factory.connect(owner="nightly")
     early, late = await other.lock("a").acquire(), await other.lock("b").acquire()
 
@@ -151,8 +152,8 @@ async def test_timeout_names_the_missing_lock_and_leaves_nothing(factory: Client
         pass
 
 
-async def test_try_acquire_leaves_nothing(factory: ClientFactory, locks: LocksView) -> None:
-    """If one name is not free, the others are given back and nobody is left in a queue."""
+async def test_failed_try_acquire_leaves_nothing(factory: MakeClient, locks: LocksView) -> None:
+    """If one name is not free, try_acquire releases the others and leaves no waiter."""
     other = factory.connect()
     async with other.lock("b"):
         assert await locks.multi("a", "b", "c").try_acquire() is None
@@ -162,17 +163,18 @@ async def test_try_acquire_leaves_nothing(factory: ClientFactory, locks: LocksVi
 
 
 @pytest.mark.client_side
-async def test_body_does_not_run_after_a_timeout(factory: ClientFactory, locks: LocksView) -> None:
-    """The body of a block whose acquire timed out never runs."""
+async def test_body_does_not_run_after_a_timeout(factory: MakeClient, locks: LocksView) -> None:
+    """The body of a block whose acquire timed out does not run."""
     async with factory.connect().lock("b"):
         with pytest.raises(LockTimeout):
             async with locks.multi("a", "b", timeout=0.05):
                 pytest.fail("the body ran without the locks")
 
 
+@pytest.mark.client_side
 @pytest.mark.parametrize("failing", [0, 1, 2])
-async def test_error_leaves_nothing(factory: ClientFactory, locks: LocksView, failing: int) -> None:
-    """An engine that fails at any of the names has the others back when the error comes out."""
+async def test_error_at_any_name_releases_the_others(factory: MakeClient, locks: LocksView, failing: int) -> None:
+    """If the engine fails at any of the names, the others are released before the error comes out."""
     faulty, other = Faulty.around(locks), factory.connect()
     faulty.allow("attempt", failing)
     faulty.refuse("attempt")
@@ -185,8 +187,8 @@ async def test_error_leaves_nothing(factory: ClientFactory, locks: LocksView, fa
 
 
 @pytest.mark.client_side
-async def test_timeout_during_an_outage_does_not_wait_for_releases(factory: ClientFactory, locks: LocksView) -> None:
-    """A caller whose group failed gets its answer soon, also if no release is answered; the renewer goes on with them."""
+async def test_timeout_during_an_outage_does_not_wait_for_releases(factory: MakeClient, locks: LocksView) -> None:
+    """A group that fails in an outage raises soon, although no release is answered; the renewer repeats the releases."""
     faulty, other = Faulty.around(locks), factory.connect()
     async with other.lock("z"):
         names = [f"n{number}" for number in range(12)]
@@ -202,10 +204,10 @@ async def test_timeout_during_an_outage_does_not_wait_for_releases(factory: Clie
 
 
 @pytest.mark.client_side
-async def test_lease_lost_while_the_group_is_acquired(factory: ClientFactory) -> None:
-    """A lease that ends while the next name is awaited is acquired again, and nobody hears of that loss."""
-    told: list[Any] = []
-    locks = factory.connect(on_lost=lambda group, reason: told.append((group, reason)))
+async def test_lease_lost_during_the_acquire_is_acquired_again(factory: MakeClient) -> None:
+    """A lease that expires while the group waits for its next name is acquired again, and on_lost is not called."""
+    losses: list[Any] = []
+    locks = factory.connect(on_lost=lambda group, reason: losses.append((group, reason)))
     holder = await factory.connect().lock("b").acquire()
     async with background(locks.multi("a", "b", ttl=0.9, renew=False).acquire(SOON)) as (task,):
         await waiting(locks, "b")
@@ -214,12 +216,12 @@ async def test_lease_lost_while_the_group_is_acquired(factory: ClientFactory) ->
         group = await task
         group.check()
         assert await group.release() is True
-    assert told == []
+    assert losses == []
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_at_every_step_of_a_free_group(factory: ClientFactory, locks: LocksView) -> None:
-    """Wherever the acquire of a group is cancelled, nothing is left behind and the next one succeeds at once."""
+async def test_group_acquire_cancelled_at_any_step_leaves_no_claim(factory: MakeClient, locks: LocksView) -> None:
+    """A group acquire that is cancelled at any step leaves no claim, and the next acquire succeeds at once."""
     other = factory.connect()
 
     async def after() -> None:
@@ -234,14 +236,18 @@ async def test_cancelled_at_every_step_of_a_free_group(factory: ClientFactory, l
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_at_every_step_of_a_failing_group(factory: ClientFactory, locks: LocksView) -> None:
-    """Wherever it is cancelled while it gives back what it had, for a name that was not free, nothing is left behind."""
+async def test_group_clean_up_cancelled_at_any_step_leaves_no_claim(factory: MakeClient, locks: LocksView) -> None:
+    """A group acquire that is cancelled at any step while it gives its names back leaves no claim."""
     other = factory.connect()
     async with other.lock("c"):
 
         async def after() -> None:
             for name in ("a", "b"):
-                assert await is_free(other, name)
+                if "advisory" in locks.traits.engine:
+                    # Seldom, a name is found held for a moment although its unlock was confirmed (docs/engines/postgres.md).
+                    await eventually(lambda name=name: is_free(other, name), f"{name!r} is free")  # type: ignore[misc]
+                else:
+                    assert await is_free(other, name)
 
         async def work() -> Any:
             return await locks.multi("a", "b", "c").try_acquire()
@@ -251,8 +257,8 @@ async def test_cancelled_at_every_step_of_a_failing_group(factory: ClientFactory
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_while_waiting_for_a_name(factory: ClientFactory, locks: LocksView) -> None:
-    """A group that is cancelled half-way, while it waits, gives up its place and what it holds, before the caller goes on."""
+async def test_group_cancelled_during_its_wait_releases_everything(factory: MakeClient, locks: LocksView) -> None:
+    """A group that is cancelled during its wait leaves the queue and releases what it holds before the caller continues."""
     other = factory.connect()
     async with other.lock("b"):
         for twice in (False, True):
@@ -273,10 +279,10 @@ async def test_cancelled_while_waiting_for_a_name(factory: ClientFactory, locks:
 
 @pytest.mark.client_side
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
-async def test_loss_of_one_is_the_loss_of_the_group(factory: ClientFactory, lost: str) -> None:
-    """`lost` and `check` tell of it, on_lost is called once with the group, and the block raises LeaseLost."""
-    told: list[Any] = []
-    locks = factory.connect(on_lost=lambda group, reason: told.append((group, reason)))
+async def test_loss_of_one_is_the_loss_of_the_group(factory: MakeClient, lost: str) -> None:
+    """When one lease is lost, the group is lost: on_lost is called once with the group, and the block raises LeaseLost."""
+    losses: list[Any] = []
+    locks = factory.connect(on_lost=lambda group, reason: losses.append((group, reason)))
     with pytest.raises(LeaseLost) as caught:
         async with locks.multi("a", "b", "c", ttl=0.9) as group:
             await factory.connect().force_release(lost, reason="test")
@@ -286,8 +292,8 @@ async def test_loss_of_one_is_the_loss_of_the_group(factory: ClientFactory, lost
     assert group.remaining == 0
     with pytest.raises(LeaseLost):
         group.check()
-    await assert_notified_once(told)
-    (reported, reason), raw = told[0], getattr(group, "raw", group)
+    await assert_notified_once(losses)
+    (reported, reason), raw = losses[0], getattr(group, "raw", group)
     assert reported is raw
     assert reason is LossReason.GONE
     for name in ("a", "b", "c"):
@@ -295,36 +301,36 @@ async def test_loss_of_one_is_the_loss_of_the_group(factory: ClientFactory, lost
 
 
 @pytest.mark.client_side
-async def test_loss_of_all_is_reported_once(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
-    """Three leases that expire together are one loss: one call of on_lost, one line in the log."""
-    told: list[Any] = []
-    locks = factory.connect(on_lost=lambda group, reason: told.append(reason))
+async def test_loss_of_all_is_reported_once(factory: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    """Three leases of a group that expire together are one loss: one call of on_lost and one log record."""
+    losses: list[Any] = []
+    locks = factory.connect(on_lost=lambda group, reason: losses.append(reason))
     group = await locks.multi("a", "b", "c", ttl=0.3, renew=False).acquire()
     assert await group.lost.wait(SOON)
     for lease in group.leases.values():
         assert await lease.lost.wait(SOON)
-    await assert_notified_once(told)
-    assert told == [LossReason.EXPIRED]
+    await assert_notified_once(losses)
+    assert losses == [LossReason.EXPIRED]
     assert len([entry for entry in caplog.records if "is lost" in entry.getMessage()]) == 1
     assert await group.release() is False
 
 
-async def test_loss_that_a_release_finds(factory: ClientFactory) -> None:
-    """A name that was taken away before any renewal could tell is noticed on leaving; the others are released."""
-    told: list[Any] = []
-    locks = factory.connect(on_lost=lambda group, reason: told.append(reason))
+async def test_leaving_the_group_reports_a_forced_release(factory: MakeClient) -> None:
+    """Leaving a group reports a name that was released by force, and releases the others."""
+    losses: list[Any] = []
+    locks = factory.connect(on_lost=lambda group, reason: losses.append(reason))
     with pytest.raises(LeaseLost) as caught:
         async with locks.multi("a", "b"):
             await locks.force_release("a", reason="test")
     assert caught.value.name == "a"
-    await assert_notified_once(told)
-    assert told == [LossReason.GONE]
+    await assert_notified_once(losses)
+    assert losses == [LossReason.GONE]
     await wait_until_unclaimed(locks, "b")
 
 
 @pytest.mark.client_side
-async def test_error_in_the_body(locks: LocksView) -> None:
-    """An error in the body comes out as it is, and all names are released."""
+async def test_error_in_the_body_releases_the_group(locks: LocksView) -> None:
+    """An error in the body comes out unchanged, and all names are released."""
     with pytest.raises(ZeroDivisionError):
         async with locks.multi("a", "b"):
             raise ZeroDivisionError
@@ -344,8 +350,8 @@ async def test_body_is_cancelled_on_loss(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_release_attempts_every_lock(factory: ClientFactory, locks: LocksView) -> None:
-    """If one release fails, the others are released all the same; the renewer goes on with the one that failed."""
+async def test_release_attempts_every_lock(factory: MakeClient, locks: LocksView) -> None:
+    """If one release fails, the others are released, and the renewer repeats the failed one."""
     faulty, other = Faulty.around(locks), factory.connect()
     group = await locks.multi("a", "b", "c").acquire()
     faulty.refuse("release")
@@ -362,8 +368,8 @@ async def test_release_attempts_every_lock(factory: ClientFactory, locks: LocksV
 
 
 @pytest.mark.client_side
-async def test_lease_of_a_group_released_alone(locks: LocksView) -> None:
-    """One lease of a group may be released early: its name is free, `check` says so, and the rest is released at the end."""
+async def test_one_lease_of_a_group_may_be_released_early(locks: LocksView) -> None:
+    """One lease of a group may be released early: its name is free, `check` raises, and the block releases the rest."""
     async with locks.multi("a", "b") as group:
         assert await group["a"].release() is True
         await wait_until_unclaimed(locks, "a")
@@ -375,10 +381,10 @@ async def test_lease_of_a_group_released_alone(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_close_ends_a_group(factory: ClientFactory) -> None:
-    """Closing the client ends the group as it ends a lease: who waits for the loss is woken, and on_lost is not called."""
-    told: list[Any] = []
-    locks = factory.connect(on_lost=lambda group, reason: told.append(reason))
+async def test_close_ends_a_group_without_on_lost(factory: MakeClient) -> None:
+    """Closing the client ends the group and wakes those who wait for its loss; on_lost is not called."""
+    losses: list[Any] = []
+    locks = factory.connect(on_lost=lambda group, reason: losses.append(reason))
     group = await locks.multi("a", "b").acquire()
     async with background(group.lost.wait(SOON)) as (task,):
         await asyncio.sleep(0.05)
@@ -392,7 +398,7 @@ async def test_close_ends_a_group(factory: ClientFactory) -> None:
         await wait_until_unclaimed(other, name)
     with pytest.raises(ClientClosed):
         await locks.multi("a", "b").acquire()
-    assert told == []
+    assert losses == []
 
 
 # ---------------------------------------------------------------------------- deadlocks
@@ -400,7 +406,7 @@ async def test_close_ends_a_group(factory: ClientFactory) -> None:
 
 @pytest.mark.client_side
 async def test_all_names_are_checked_before_anything_is_acquired(locks: LocksView) -> None:
-    """A group with a name that this thread or task holds raises WouldDeadlock and has sent nothing for the others."""
+    """A group with a name that this thread or task holds raises WouldDeadlock before it sends anything."""
     faulty = Faulty.around(locks)
     async with locks.lock("z"):
         attempts = faulty.calls["attempt"]
@@ -414,8 +420,8 @@ async def test_all_names_are_checked_before_anything_is_acquired(locks: LocksVie
             await locks.lock("z", timeout=60).acquire()
 
 
-async def test_opposite_orders_do_not_deadlock(factory: ClientFactory, ttl_scale: TtlScale) -> None:
-    """Contenders that name the same locks in opposite orders all get through."""
+async def test_opposite_orders_do_not_deadlock(factory: MakeClient, ttl_scale: TtlScale) -> None:
+    """Contenders that give the same names in opposite orders all acquire their groups."""
     clients = [factory.connect(), factory.connect()]
     inside: list[str] = []
 
@@ -438,7 +444,7 @@ async def test_opposite_orders_do_not_deadlock(factory: ClientFactory, ttl_scale
 
 
 @pytest.mark.client_side
-async def test_shared_multi_lock_object(factory: ClientFactory) -> None:
+async def test_shared_multi_lock_object(factory: MakeClient) -> None:
     """One multi-lock used as a block by many threads or tasks at once gives each its own group."""
     multi = factory.connect().multi("a", "b", timeout=60)
     tokens: list[int] = []

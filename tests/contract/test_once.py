@@ -11,7 +11,7 @@ import pytest
 from fencelock.core.records import records_of
 from fencelock.errors import EngineUnavailable, LeaseLost
 from fencelock.primitives.runs import decode
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.jobs import nothing, once, until_lost
 from tests.contract.runtimes import LocksView
@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.records
 
 
-async def stored(factory: ClientFactory, name: str, slot: str) -> tuple[str, int, int]:
+async def stored(factory: MakeClient, name: str, slot: str) -> tuple[str, int, int]:
     """Return the outcome, attempt and token that the record has."""
     record = await records_of(factory.engine(), "the test").read(f"once:{name}/{slot}")
     assert record is not None
@@ -29,8 +29,8 @@ async def stored(factory: ClientFactory, name: str, slot: str) -> tuple[str, int
     return run.outcome.value, run.attempt, run.token
 
 
-async def test_slot_runs_once(factory: ClientFactory, locks: LocksView) -> None:
-    """A slot that ran does not run again, in no client; other slots and names do, and the block then gets None."""
+async def test_slot_runs_once(factory: MakeClient, locks: LocksView) -> None:
+    """A slot that ran does not run again in any client; other slots and other names do."""
     other = factory.connect()
     assert await once(factory, locks, "bill", "1").run(nothing) is True
     for client in (locks, other):
@@ -49,8 +49,8 @@ async def test_slot_runs_once(factory: ClientFactory, locks: LocksView) -> None:
         assert slot.token > token
 
 
-async def test_running_slot_is_not_run_elsewhere(factory: ClientFactory, locks: LocksView) -> None:
-    """While a slot runs, nobody else runs it, with attempts left or on purpose; there is no waiting."""
+async def test_running_slot_is_not_run_elsewhere(factory: MakeClient, locks: LocksView) -> None:
+    """While a slot runs no other client runs it, even with attempts left or `again=True`, and no client waits."""
     other = factory.connect()
     async with once(factory, locks, "bill", "1") as slot:
         assert slot is not None
@@ -59,8 +59,9 @@ async def test_running_slot_is_not_run_elsewhere(factory: ClientFactory, locks: 
     assert (await stored(factory, "bill", "1"))[0] == "succeeded"
 
 
-async def test_failed_run_uses_up_an_attempt(factory: ClientFactory, locks: LocksView) -> None:
-    """A body that raises is a failed run; it is repeated only while there are attempts, with a higher token."""
+@pytest.mark.client_side
+async def test_failed_run_uses_up_an_attempt(factory: MakeClient, locks: LocksView) -> None:
+    """A body that raises is a failed run; the slot runs again only while it has attempts, with a higher token."""
     tokens = []
     for attempt in (1, 2):
         with pytest.raises(ZeroDivisionError):
@@ -74,9 +75,10 @@ async def test_failed_run_uses_up_an_attempt(factory: ClientFactory, locks: Lock
     assert await once(factory, locks, "bill", "1", attempts=3).run(nothing) is True
 
 
+@pytest.mark.client_side
 @pytest.mark.parametrize("fault", ["lose", "drop"])
-async def test_claim_without_a_reply(factory: ClientFactory, locks: LocksView, fault: str) -> None:
-    """A write without a reply is resolved by reading the record: the slot runs once, whether it was written or not."""
+async def test_slot_whose_claim_got_no_reply_runs_once(factory: MakeClient, locks: LocksView, fault: str) -> None:
+    """After a claim without a reply the client reads the record: the slot runs once, whether the claim was written or not."""
     faulty = Faulty.around(locks)
     getattr(faulty, fault)("write")
     assert await once(factory, locks, "bill", "1").run(nothing) is True
@@ -84,9 +86,10 @@ async def test_claim_without_a_reply(factory: ClientFactory, locks: LocksView, f
     assert (await stored(factory, "bill", "1"))[:2] == ("succeeded", 1)
 
 
+@pytest.mark.client_side
 @pytest.mark.parametrize("step", ["read", "attempt", "write"])
-async def test_nothing_runs_while_the_engine_fails(factory: ClientFactory, locks: LocksView, step: str) -> None:
-    """If the engine fails before the claim was written, nothing runs and the error comes out; afterwards the slot runs."""
+async def test_nothing_runs_while_the_engine_fails(factory: MakeClient, locks: LocksView, step: str) -> None:
+    """If the engine fails before the claim is written, the error comes out and nothing runs; afterwards the slot runs."""
     faulty = Faulty.around(locks)
     ran: list[Any] = []
 
@@ -102,8 +105,8 @@ async def test_nothing_runs_while_the_engine_fails(factory: ClientFactory, locks
     assert len(ran) == 1
 
 
-async def test_lost_lease(factory: ClientFactory, locks: LocksView) -> None:
-    """A run whose lease is lost is told, and its outcome does not replace that of the attempt which followed it."""
+async def test_run_that_lost_its_lease_cannot_replace_the_next_outcome(factory: MakeClient, locks: LocksView) -> None:
+    """A run that lost its lease sees it, and its outcome does not replace that of the next attempt."""
     other = factory.connect()
     began = asyncio.Event()
 

@@ -12,7 +12,7 @@ import pytest
 from fencelock import Mode
 from fencelock.core.clock import boottime
 from tests.contract.engines import EngineCase
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import background, renewed, wait_until_unclaimed, waiting
 from tests.contract.worker import Worker
@@ -59,8 +59,10 @@ def lines(path: Path) -> list[list[str]]:
 
 @pytest.mark.shared
 @pytest.mark.fair
-async def test_writer_among_20_busy_readers(factory: ClientFactory, locks: LocksView, tmp_path: Path) -> None:
-    """A writer waits only for readers that came before it, although 20 in four processes read without a pause."""
+async def test_writer_waits_only_for_earlier_readers_of_20_busy_ones(
+    factory: MakeClient, locks: LocksView, tmp_path: Path
+) -> None:
+    """A writer waits only for earlier readers, although 20 readers in four processes read without a pause."""
     path = tmp_path / "reads"
     workers = [await factory.worker() for _ in range(4)]
     for worker in workers:
@@ -103,16 +105,16 @@ for _ in range(5):
     assert len(reads) >= 20
     for enqueued, granted, released in turns:
         overtaking = [read for read in reads if enqueued < read[0] < released and read[1] < released]
-        assert not overtaking, "a reader that came after the writer was admitted before it had released"
+        assert not overtaking, "a reader that came after the writer was admitted before its release"
         assert not [read for read in reads if read[1] < released and granted < read[2]], "a reader beside the writer"
     await wait_until_unclaimed(locks, "x")
 
 
 @pytest.mark.shared
 async def test_killed_reader_disappears_while_another_renews(
-    factory: ClientFactory, case: EngineCase, locks: LocksView
+    factory: MakeClient, case: EngineCase, locks: LocksView
 ) -> None:
-    """A reader that is killed is gone within its own ttl, and a writer then waits only for the one that still reads."""
+    """A killed reader is gone within its own ttl, and a writer then waits only for the reader that still renews."""
     victim = await factory.worker()
     ttl = await victim.do("lease = await locks.rwlock('x', ttl=0.9).read().acquire(); result = lease.ttl")
     reading = await locks.rwlock("x", ttl=0.9).read().acquire()
@@ -133,8 +135,8 @@ async def test_killed_reader_disappears_while_another_renews(
 
 
 @pytest.mark.limit
-async def test_killed_permit_holder(factory: ClientFactory, locks: LocksView) -> None:
-    """The permit of a process that is killed returns within its ttl, to the first in the queue."""
+async def test_permit_of_a_killed_process_goes_to_the_first_waiter(factory: MakeClient, locks: LocksView) -> None:
+    """The permit of a killed process goes to the first waiter within its ttl."""
     victim = await factory.worker()
     await victim.do("lease = await locks.semaphore('x', 2, ttl=0.9).acquire()")
     kept = await locks.semaphore("x", 2, ttl=0.9).acquire()
@@ -157,10 +159,10 @@ FAST = ("sqlite", "redis")
     "number",
     [80, *(pytest.param(2_000, marks=pytest.mark.long, id=f"part {part} of 10,000") for part in range(1, 6))],
 )
-async def test_multi_locks_in_opposite_orders(
-    factory: ClientFactory, case: EngineCase, locks: LocksView, tmp_path: Path, number: int
+async def test_processes_with_opposite_orders_do_not_deadlock(
+    factory: MakeClient, case: EngineCase, locks: LocksView, tmp_path: Path, number: int
 ) -> None:
-    """Four processes acquire the same names in opposite orders: no deadlock, and each name has one holder at a time."""
+    """Four processes acquire the same names in opposite orders without a deadlock, and each name has one holder at a time."""
     if case.id not in FAST:
         number = min(number, 200)
     names = ("a", "b", "c")
@@ -189,8 +191,8 @@ for turn in range(turns):
         await wait_until_unclaimed(locks, name)
 
 
-async def test_killed_while_it_waits_for_the_second_name(factory: ClientFactory, locks: LocksView) -> None:
-    """What a killed process held of its group is free within its ttl, and so is its place in the queue of the rest."""
+async def test_names_of_a_killed_process_are_free_within_its_ttl(factory: MakeClient, locks: LocksView) -> None:
+    """The names that a killed process held of its group, and its place in the next queue, are free within its ttl."""
     victim, holder = await factory.worker(), await locks.lock("b").acquire()
     async with background(victim.do("await locks.multi('a', 'b', ttl=0.6).acquire()")):
         await waiting(locks, "b")
@@ -233,7 +235,7 @@ start(campaign)
 class Reign:
     """Candidates in processes of their own, which note every moment at which they believed to lead."""
 
-    def __init__(self, factory: ClientFactory, path: Path, ttl: float) -> None:
+    def __init__(self, factory: MakeClient, path: Path, ttl: float) -> None:
         self._factory = factory
         self._path = path
         self._ttl = ttl
@@ -248,7 +250,7 @@ class Reign:
         return worker
 
     def last(self) -> tuple[float, int, int]:
-        """Return when somebody led last, the term, and the process."""
+        """Return when a candidate led last, its term and its process."""
         noted = lines(self._path) if self._path.exists() else []
         if not noted:
             return 0.0, 0, 0
@@ -271,9 +273,7 @@ class Reign:
         return len(terms)
 
 
-async def reign(
-    factory: ClientFactory, case: EngineCase, path: Path, candidates: int, turns: int, strict: bool
-) -> None:
+async def reign(factory: MakeClient, case: EngineCase, path: Path, candidates: int, turns: int, strict: bool) -> None:
     """Kill and stop leaders in turn, and check what all candidates have noted."""
     ttl = 1.0
     seconds = factory.ttl_scale(ttl)
@@ -307,20 +307,20 @@ async def reign(
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_leaders_are_killed_and_stopped(factory: ClientFactory, case: EngineCase, tmp_path: Path) -> None:
+async def test_leaders_are_killed_and_stopped(factory: MakeClient, case: EngineCase, tmp_path: Path) -> None:
     """While leaders are killed and stopped, there is at most one valid leader at any moment, and always a next one."""
     await reign(factory, case, tmp_path / "reign", candidates=4, turns=2, strict=False)
 
 
 @pytest.mark.long
-async def test_20_candidates(factory: ClientFactory, case: EngineCase, tmp_path: Path) -> None:
-    """20 processes campaign while leaders are killed and stopped: one valid leader at a time, a new one in ttl + 1 s."""
+async def test_20_candidates(factory: MakeClient, case: EngineCase, tmp_path: Path) -> None:
+    """Among 20 processes whose leaders are killed and stopped there is one valid leader, and a new one within ttl + 1 s."""
     await reign(factory, case, tmp_path / "reign", candidates=20, turns=10, strict=True)
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_stopped_candidate_does_not_win_later(factory: ClientFactory, locks: LocksView, tmp_path: Path) -> None:
-    """A candidate that is stopped while it waits, is granted the lock and loses it, does not lead when it is resumed."""
+async def test_stopped_candidate_does_not_win_later(factory: MakeClient, locks: LocksView, tmp_path: Path) -> None:
+    """A candidate that is stopped while it waits, is granted the lock and loses it does not lead after it is resumed."""
     reign = Reign(factory, tmp_path / "reign", 0.6)
     holder = await locks.lock("x").acquire()
     candidate = await reign.add()

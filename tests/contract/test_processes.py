@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.contract.engines import EngineCase
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import background, is_free, take, wait_until_unclaimed, waiting
 from tests.contract.ttl_scale import TtlScale
@@ -19,7 +19,7 @@ from tests.support.waiting import SOON, eventually
 pytestmark = pytest.mark.processes
 
 
-async def test_processes_exclude_each_other(factory: ClientFactory, locks: LocksView) -> None:
+async def test_processes_exclude_each_other(factory: MakeClient, locks: LocksView) -> None:
     """Processes exclude each other, and tokens rise across them."""
     worker = await factory.worker()
     token = await worker.acquire("x")
@@ -31,8 +31,10 @@ async def test_processes_exclude_each_other(factory: ClientFactory, locks: Locks
     assert await worker.acquire("x") > lease.token
 
 
-async def test_killed_holder(factory: ClientFactory, case: EngineCase, locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A holder that is killed is replaced once its ttl is over, and not before unless its connection was all it had."""
+async def test_lock_of_a_killed_holder_is_free_after_its_ttl(
+    factory: MakeClient, case: EngineCase, locks: LocksView, ttl_scale: TtlScale
+) -> None:
+    """The lock of a killed process is free after its ttl, or at once on engines where it ends with its connection."""
     worker = await factory.worker()
     token = await worker.acquire("x", ttl=1)
     await ttl_scale.sleep(0.5)  # renewed meanwhile
@@ -45,8 +47,8 @@ async def test_killed_holder(factory: ClientFactory, case: EngineCase, locks: Lo
         assert lease.token > token
 
 
-async def test_stopped_holder(factory: ClientFactory, locks: LocksView) -> None:
-    """A holder that is stopped past its ttl knows, at its next look, that it lost the lease to a higher token."""
+async def test_stopped_holder_sees_its_loss(factory: MakeClient, locks: LocksView) -> None:
+    """A holder that was stopped past its ttl sees its loss at its next check; the next holder has a higher token."""
     worker = await factory.worker()
     token = await worker.acquire("x", ttl=0.5)
     worker.stop()
@@ -69,8 +71,8 @@ result = [*before, outcome, str(lease.reason), await lease.release()]
         assert not await is_free(locks, "x")
 
 
-async def test_stopped_in_its_block(factory: ClientFactory, locks: LocksView) -> None:
-    """A holder that was stopped inside its block comes out of it with LeaseLost."""
+async def test_holder_stopped_in_its_block_gets_lease_lost(factory: MakeClient, locks: LocksView) -> None:
+    """A holder that was stopped inside its block past its ttl gets LeaseLost from the block."""
     worker = await factory.worker()
     async with background(
         worker.do(
@@ -92,8 +94,8 @@ async with locks.lock('x', ttl=0.4) as lease:
     assert await is_free(locks, "x")
 
 
-async def test_interpreter_lock_held_past_the_deadline(factory: ClientFactory, locks: LocksView) -> None:
-    """A holder whose threads could not run, as one of them kept the interpreter's lock, knows by its own clock."""
+async def test_holder_whose_threads_could_not_run_sees_its_loss(factory: MakeClient, locks: LocksView) -> None:
+    """A holder whose threads were blocked by the interpreter's lock past its deadline sees its loss by its own clock."""
     worker = await factory.worker()
     token = await worker.acquire("x", ttl=0.4)
     seen = await worker.do(
@@ -108,8 +110,8 @@ async def _held(locks: LocksView, name: str) -> bool:
     return bool((await locks.inspect(name)).holders)
 
 
-async def test_killed_waiter(factory: ClientFactory, locks: LocksView) -> None:
-    """When a waiter is killed the others still get the lock."""
+async def test_killed_waiter_does_not_block_the_others(factory: MakeClient, locks: LocksView) -> None:
+    """When a waiter is killed the other waiters still get the lock."""
     victim, other = await factory.worker(), await factory.worker()
     lease = await locks.lock("x").acquire()
     async with background(victim.acquire("x", ttl=0.5)):
@@ -121,8 +123,8 @@ async def test_killed_waiter(factory: ClientFactory, locks: LocksView) -> None:
             assert await asyncio.wait_for(task, SOON) > lease.token
 
 
-async def test_killed_holder_and_killed_waiter(factory: ClientFactory, locks: LocksView) -> None:
-    """Those who wait behind a dead holder and a dead waiter get on when these run out, however long their own ttl is."""
+async def test_waiter_behind_a_killed_holder_and_a_killed_waiter(factory: MakeClient, locks: LocksView) -> None:
+    """A waiter behind a killed holder and a killed waiter gets the lock when their ttls end, however long its own ttl is."""
     holder, first, second = await factory.worker(), await factory.worker(), await factory.worker()
     await holder.acquire("x", ttl=0.5)
     async with background(first.acquire("x", ttl=0.5)):
@@ -134,8 +136,8 @@ async def test_killed_holder_and_killed_waiter(factory: ClientFactory, locks: Lo
             await asyncio.wait_for(task, SOON)
 
 
-async def test_stopped_waiter(factory: ClientFactory, locks: LocksView) -> None:
-    """A waiter that is stopped, handed the lock, and resumed after its ttl does not believe to hold it."""
+async def test_stopped_waiter_does_not_believe_an_old_grant(factory: MakeClient, locks: LocksView) -> None:
+    """A waiter that was stopped, granted the lock, and resumed after its ttl does not believe that it holds the lock."""
     worker = await factory.worker()
     lease = await locks.lock("x").acquire()
     acquire = "lease = await locks.lock('x', ttl=0.5).acquire(); result = lease.token, lease.remaining"
@@ -153,8 +155,8 @@ async def test_stopped_waiter(factory: ClientFactory, locks: LocksView) -> None:
     assert remaining > 0
 
 
-async def test_waiter_stopped_for_a_while(factory: ClientFactory, locks: LocksView) -> None:
-    """A waiter that is handed the lock while stopped for less than its ttl gets a lease that it can trust."""
+async def test_waiter_stopped_for_less_than_its_ttl_gets_a_good_lease(factory: MakeClient, locks: LocksView) -> None:
+    """A waiter that is granted the lock while it is stopped for less than its ttl gets a lease that it can trust."""
     worker = await factory.worker()
     lease = await locks.lock("x").acquire()
     async with background(worker.acquire("x", ttl=3)) as (task,):
@@ -169,8 +171,8 @@ async def test_waiter_stopped_for_a_while(factory: ClientFactory, locks: LocksVi
 
 
 @pytest.mark.fair
-async def test_first_come_first_served(factory: ClientFactory, locks: LocksView) -> None:
-    """Waiters in several processes, and several in one, are served in the order in which they came."""
+async def test_processes_are_served_in_order(factory: MakeClient, locks: LocksView) -> None:
+    """Waiters in several processes, and several waiters in one process, get the lock in the order of arrival."""
     workers = [await factory.worker() for _ in range(3)]
     served: list[int] = []
     lease = await locks.lock("x").acquire()
@@ -198,19 +200,21 @@ async def test_first_come_first_served(factory: ClientFactory, locks: LocksView)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_signal_while_holding(factory: ClientFactory, locks: LocksView, number: int) -> None:
-    """Ctrl-C in a block releases; a plain SIGTERM leaves the lease to run out. Neither hangs."""
+async def test_signal_in_a_block(factory: MakeClient, locks: LocksView, number: int) -> None:
+    """SIGINT in a block releases the lock; SIGTERM ends the process, and the lease expires. Neither hangs."""
     worker = await factory.worker()
     async with background(
         worker.do(
             """
 import time
 async with locks.lock('x', ttl=1) as lease:
+    inside = await locks.lock('inside', ttl=1).acquire()
     await asyncio.sleep(60) if 'aio' in sys.argv else time.sleep(60)
 """
         )
     ) as (task,):
-        await eventually(lambda: _held(locks, "x"), "the worker holds it")
+        # Held is not enough: a signal that comes before the body begins finds a lease without a block.
+        await eventually(lambda: _held(locks, "inside"), "the worker is inside its block")
         worker.signal(number)
         with pytest.raises(WorkerFailed, match=r"KeyboardInterrupt|CancelledError|Ended"):
             await asyncio.wait_for(task, SOON)
@@ -219,8 +223,8 @@ async with locks.lock('x', ttl=1) as lease:
     assert await take(locks, "x") > 0
 
 
-async def test_interrupt_while_waiting(factory: ClientFactory, locks: LocksView) -> None:
-    """Ctrl-C while waiting removes the queue entry."""
+async def test_interrupt_removes_the_queue_entry(factory: MakeClient, locks: LocksView) -> None:
+    """SIGINT while waiting removes the queue entry."""
     worker = await factory.worker()
     async with locks.lock("x") as lease:
         async with background(worker.acquire("x", ttl=30)) as (task,):
@@ -233,8 +237,8 @@ async def test_interrupt_while_waiting(factory: ClientFactory, locks: LocksView)
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_interrupts_at_any_moment(factory: ClientFactory, locks: LocksView) -> None:
-    """A process that is interrupted hundreds of times, wherever it is, goes on, and leaves nothing that lasts."""
+async def test_hundreds_of_interrupts_leave_no_claim(factory: MakeClient, locks: LocksView) -> None:
+    """A process that is interrupted hundreds of times at any moment continues, and leaves no claim that lasts."""
     worker = await factory.worker()
     await worker.do(
         """
@@ -291,8 +295,8 @@ result = [interrupts, grants]
     assert await worker.do(in_a_thread), "an interrupted thread kept a mutex"
 
 
-async def test_signal_handler_that_looks(factory: ClientFactory) -> None:
-    """A signal handler may look at a lease, whatever it interrupts."""
+async def test_signal_handler_may_read_a_lease(factory: MakeClient) -> None:
+    """A signal handler may read a lease, whatever code it interrupts."""
     worker = await factory.worker()
     async with background(
         worker.do(
@@ -326,8 +330,8 @@ result = len(seen)
 
 
 @pytest.mark.parametrize("how", ["holding", "waiting in a thread", "closed"])
-async def test_end_of_the_interpreter(factory: ClientFactory, locks: LocksView, how: str) -> None:
-    """A program that ends without a release neither hangs nor keeps the name for longer than its ttl."""
+async def test_program_that_ends_without_a_release(factory: MakeClient, locks: LocksView, how: str) -> None:
+    """A program that ends without a release does not hang, and its lock is free within its ttl."""
     worker = await factory.worker()
     if how == "waiting in a thread":
         holder = await locks.lock("x").acquire()
@@ -351,8 +355,8 @@ async def test_end_of_the_interpreter(factory: ClientFactory, locks: LocksView, 
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_end_of_the_interpreter_releases(factory: ClientFactory, locks: LocksView) -> None:
-    """A blocking program that ends in order releases what it holds."""
+async def test_normal_exit_releases_the_locks(factory: MakeClient, locks: LocksView) -> None:
+    """A blocking program that exits normally releases its locks."""
     worker = await factory.worker()
     await worker.acquire("x", ttl=600)
     assert await worker.finish_input() == 0
@@ -403,8 +407,8 @@ assert process.exitcode == 0, process.exitcode
 """
 
 
-async def test_fork_while_holding(factory: ClientFactory, locks: LocksView) -> None:
-    """The child's copy of a lease is lost; the parent's goes on, renewed; the child may use the client for others."""
+async def test_forked_child_loses_the_lease_and_the_parent_keeps_it(factory: MakeClient, locks: LocksView) -> None:
+    """In a forked child the lease is lost; the parent keeps it renewed, and the child may use the client for other locks."""
     worker = await factory.worker()
     token = await worker.acquire("x", ttl=6)  # each fork stops the worker, on a busy machine for seconds
     assert await worker.do(FORKED_LEASE) == [True, "forked", 0]
@@ -449,8 +453,8 @@ await asyncio.gather(*waits, return_exceptions=True)
 
 
 @pytest.mark.runtime_name("aio")
-async def test_forked_child_does_not_wake_the_loop_of_its_parent(factory: ClientFactory) -> None:
-    """The child's copy of a lease is lost without a byte in the pipe that the parent's event loop reads."""
+async def test_forked_child_does_not_wake_the_loop_of_its_parent(factory: MakeClient) -> None:
+    """A forked child loses its copy of the lease without writing into the pipe that the parent's event loop reads."""
     worker = await factory.worker()
     await worker.acquire("x", ttl=6)
     assert await worker.do(FORKED_EVENTS) == [True, False]
@@ -466,8 +470,8 @@ result = forked(child)
 """
 
 
-async def test_fork_after_max_hold(factory: ClientFactory, locks: LocksView) -> None:
-    """What the parent lost at max_hold, and has yet to give back, is not for the child to release, nor by its close."""
+async def test_forked_child_does_not_release_a_lease_lost_at_max_hold(factory: MakeClient, locks: LocksView) -> None:
+    """A forked child does not release what its parent lost at max_hold and has not released yet, not even by close()."""
     worker = await factory.worker()
     await worker.acquire("x", ttl=60, max_hold=0.2)
     assert await worker.do(FORKED_LEFTOVER) == [False, "max_hold"]
@@ -477,8 +481,8 @@ async def test_fork_after_max_hold(factory: ClientFactory, locks: LocksView) -> 
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_fork_in_a_block(factory: ClientFactory, locks: LocksView) -> None:
-    """A child that leaves its parent's block gets LeaseLost there, and the parent still holds the lock."""
+async def test_forked_child_in_a_block_gets_lease_lost(factory: MakeClient, locks: LocksView) -> None:
+    """A forked child that leaves its parent's block gets LeaseLost, and the parent keeps the lock."""
     worker = await factory.worker()
     outcome = await worker.do(
         """
@@ -499,8 +503,8 @@ lock.__exit__(None, None, None)
     assert await is_free(locks, "x")
 
 
-async def test_fork_while_waiting(factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale) -> None:
-    """A fork does not disturb a task or another thread that waits, and the child owns nothing of it."""
+async def test_fork_does_not_disturb_waiters(factory: MakeClient, locks: LocksView, ttl_scale: TtlScale) -> None:
+    """A fork does not disturb a waiting task or thread of the parent, and the child owns no part of its claim."""
     worker = await factory.worker()
     holder = await locks.lock("x").acquire()
     await worker.do(
@@ -558,9 +562,9 @@ result = [outcome, child, released]
 
 @pytest.mark.runtime_name("blocking")
 async def test_fork_by_a_signal_handler_while_waiting(
-    factory: ClientFactory, locks: LocksView, ttl_scale: TtlScale
+    factory: MakeClient, locks: LocksView, ttl_scale: TtlScale
 ) -> None:
-    """Where the very thread that waits is forked, the parent gets the lock, and the child is told that it is not its own."""
+    """When the waiting thread itself is forked, the parent gets the lock, and the child gets an error."""
     worker = await factory.worker()
     holder = await locks.lock("x").acquire()
     async with background(worker.do(FORKED_BY_A_SIGNAL)) as (waiter,):
@@ -575,8 +579,8 @@ async def test_fork_by_a_signal_handler_while_waiting(
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_forks_under_load(factory: ClientFactory) -> None:
-    """Forks in several threads at once, while others use the client, disturb nobody."""
+async def test_forks_in_several_threads_disturb_no_caller(factory: MakeClient) -> None:
+    """Forks in several threads do not disturb other threads that use the client at the same time."""
     worker = await factory.worker()
     children, pairs = await worker.do(
         """
@@ -616,8 +620,8 @@ result = [len(children), len(pairs)]
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_child_ends_by_itself(factory: ClientFactory, locks: LocksView) -> None:
-    """A forked child that runs to the end of the program releases nothing of its parent's."""
+async def test_forked_child_that_exits_releases_nothing(factory: MakeClient, locks: LocksView) -> None:
+    """A forked child that runs to the end of the program releases no lock of its parent."""
     worker = await factory.worker()
     await worker.acquire("x", ttl=30)
     status = await worker.do(

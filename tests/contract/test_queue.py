@@ -1,4 +1,4 @@
-"""Order of service, names in use, and the one rule of admission: what the engine does against what `admit` says."""
+"""Order of service, names in use, and the one rule of admission: what the engine does against what `blockers` says."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import pytest
 from fencelock import GuaranteeUnavailable, NotHeld
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.core.engine import Engine
-from fencelock.model import Admitted, Claim, Grant, Mode, Renewal, Waiting, admit
+from fencelock.model import Claim, Grant, Mode, Renewal, Waiting, blockers
 from tests.contract.engines import EngineCase
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import waiting
 from tests.contract.ttl_scale import TtlScale
 from tests.support.waiting import SOON, eventually
 
 
-async def test_traits(case: EngineCase, locks: LocksView) -> None:
-    """What this suite expects of an engine is what the engine says of itself."""
-    assert (locks.traits.fair, locks.traits.shared, locks.traits.limit) == (case.fair, case.shared, case.limit)
+async def test_traits_match_the_engine_table(case: EngineCase, locks: LocksView) -> None:
+    """The traits of an engine are those that the table of this suite expects."""
+    assert (locks.traits.fair, locks.traits.readers, locks.traits.permits) == (case.fair, case.shared, case.limit)
 
 
-async def test_shared_claims_are_refused_where_there_are_none(factory: ClientFactory) -> None:
-    """An engine without readers and permits says so, and takes nothing."""
+async def test_engine_without_readers_and_permits_refuses_such_claims(factory: MakeClient) -> None:
+    """An engine without readers or permits refuses their claims and stores nothing."""
     engine = factory.engine()
     for claim, can, what in (
-        (reader(), engine.traits.shared, "readers"),
-        (permit(3), engine.traits.limit, "permits"),
+        (reader(), engine.traits.readers, "readers"),
+        (permit(3), engine.traits.permits, "permits"),
     ):
         if can:
             assert isinstance(await engine.attempt(claim, enqueue=False, deadline=NO_DEADLINE), Grant)
@@ -43,8 +43,8 @@ async def test_shared_claims_are_refused_where_there_are_none(factory: ClientFac
 
 
 @pytest.mark.fair
-async def test_first_come_first_served(locks: LocksView) -> None:
-    """Waiters are served in the order in which they came."""
+async def test_waiters_are_served_in_order(locks: LocksView) -> None:
+    """Waiters get the lock in the order of arrival."""
     served: list[int] = []
 
     async def work(number: int) -> None:
@@ -62,7 +62,7 @@ async def test_first_come_first_served(locks: LocksView) -> None:
 
 @pytest.mark.fair
 async def test_try_acquire_never_overtakes_waiters(locks: LocksView) -> None:
-    """A new client's try_acquire does not get ahead of the waiters, not even at the moment of a release."""
+    """try_acquire of a new client never gets the lock before the waiters, not even at the moment of a release."""
     lease = await locks.lock("x").acquire()
     waiter = asyncio.create_task(locks.lock("x").acquire())
     await waiting(locks, "x")
@@ -73,8 +73,8 @@ async def test_try_acquire_never_overtakes_waiters(locks: LocksView) -> None:
     await second.release()
 
 
-async def test_waiters_that_give_up(locks: LocksView) -> None:
-    """Waiters whose time is over are out of the way of those behind them."""
+async def test_waiters_that_time_out_do_not_block_the_next(locks: LocksView) -> None:
+    """Waiters whose timeout has ended do not block those behind them."""
     async with locks.lock("x"):
         impatient = [asyncio.create_task(locks.lock("x").acquire(timeout=1.5)) for _ in range(3)]
         await waiting(locks, "x", 3)
@@ -86,8 +86,8 @@ async def test_waiters_that_give_up(locks: LocksView) -> None:
     await (await patient).release()
 
 
-async def test_shared_client(factory: ClientFactory) -> None:
-    """16 threads or tasks of one client, on few names, are never two at once in a block."""
+async def test_16_tasks_of_one_client_exclude_each_other(factory: MakeClient) -> None:
+    """16 threads or tasks of one client that compete for few names are never two at once in a block of one name."""
     locks = factory.connect()
     inside = {f"n{number}": 0 for number in range(3)}
     entered = 0
@@ -112,7 +112,7 @@ async def test_shared_client(factory: ClientFactory) -> None:
     assert entered == 16 * 15
 
 
-async def test_shared_lock_object(factory: ClientFactory) -> None:
+async def test_shared_lock_object(factory: MakeClient) -> None:
     """One lock object used as a block by many threads or tasks at once gives each its own lease."""
     lock = factory.connect().lock("x", timeout=60)
     tokens: list[int] = []
@@ -132,8 +132,8 @@ async def test_shared_lock_object(factory: ClientFactory) -> None:
 NAMES = ["a", "A", "a%", "a_", "ab", "a*", "b", "ä", "a\u0308", "日本", "日本語", "🔒", "🔒🔒", "a/b", "a\\b", "'a'"]
 
 
-async def test_names(locks: LocksView) -> None:
-    """`names` lists what has a holder or a waiter; a prefix is taken literally."""
+async def test_names_lists_names_in_use(locks: LocksView) -> None:
+    """`names` lists names with a holder or a waiter; a prefix is taken literally."""
     leases = [await locks.lock(name).acquire() for name in NAMES]
     assert [name async for name in locks.names()] == sorted(NAMES)
     for prefix in ["a", "a%", "a_", "a*", "ä", "日本", "🔒", "'", "a\\", "z", "%", "_"]:
@@ -170,8 +170,8 @@ def permit(limit: int, name: str = "x", owner: str = "") -> Claim:
 
 
 @pytest.mark.shared
-async def test_readers_share(factory: ClientFactory) -> None:
-    """Readers hold the name together, a writer alone, and a reader does not overtake a writer that waits."""
+async def test_readers_share_and_do_not_overtake_a_writer(factory: MakeClient) -> None:
+    """Readers hold the name together and a writer alone; a reader does not overtake a waiting writer."""
     engine = factory.engine()
     readers = [await engine.attempt(reader(), enqueue=True, deadline=NO_DEADLINE) for _ in range(3)]
     assert all(isinstance(grant, Grant) for grant in readers)
@@ -194,8 +194,8 @@ async def test_readers_share(factory: ClientFactory) -> None:
 
 
 @pytest.mark.limit
-async def test_permits(factory: ClientFactory) -> None:
-    """As many permits are out as the limit says, and one comes free when any of them is given back."""
+async def test_permits_are_limited(factory: MakeClient) -> None:
+    """As many claims as the limit hold permits, and each release admits one more."""
     engine = factory.engine()
     claims = [permit(3) for _ in range(5)]
     outcomes = [await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE) for claim in claims]
@@ -211,8 +211,8 @@ async def test_permits(factory: ClientFactory) -> None:
 
 
 @pytest.mark.limit
-async def test_contenders_with_different_limits_respect_their_own(factory: ClientFactory) -> None:
-    """During a rolling deploy a permit of 5 is admitted beside three holders, a permit of 3 behind it is not."""
+async def test_contenders_with_different_limits_respect_their_own(factory: MakeClient) -> None:
+    """Beside three holders a claim with limit 5 is admitted, and a claim with limit 3 behind it is not."""
     engine = factory.engine()
     for _ in range(3):
         assert isinstance(await attempt(engine, permit(3)), Grant)
@@ -224,8 +224,8 @@ async def test_contenders_with_different_limits_respect_their_own(factory: Clien
 
 
 @pytest.mark.limit
-async def test_any_departure_admits_the_next_permit(factory: ClientFactory) -> None:
-    """Of eight permits with limit 3, each release admits exactly one more: three hold the name until the last."""
+async def test_any_departure_admits_the_next_permit(factory: MakeClient) -> None:
+    """Of eight claims with limit 3, each release admits exactly one more."""
     engine = factory.engine()
     claims = [permit(3) for _ in range(8)]
     outcomes = [await attempt(engine, claim) for claim in claims]
@@ -239,7 +239,7 @@ async def test_any_departure_admits_the_next_permit(factory: ClientFactory) -> N
 
 
 @pytest.mark.shared
-async def test_downgrade_admits_the_readers_behind_it(factory: ClientFactory) -> None:
+async def test_downgrade_admits_the_readers_behind_it(factory: MakeClient) -> None:
     """A writer that becomes a reader keeps its token; readers directly behind it are admitted, a queued writer is not."""
     engine = factory.engine()
     writing = await attempt(engine, Claim("x", 60, "w"))
@@ -264,8 +264,8 @@ async def test_downgrade_admits_the_readers_behind_it(factory: ClientFactory) ->
 
 
 @pytest.mark.shared
-async def test_attempt_that_arrives_after_the_downgrade_leaves_a_reader(factory: ClientFactory) -> None:
-    """A repeated attempt of a writer may reach the engine after its downgrade: it stays a reader, beside the others."""
+async def test_attempt_that_arrives_after_the_downgrade_leaves_a_reader(factory: MakeClient) -> None:
+    """A repeated attempt of a writer that reaches the engine after its downgrade leaves it a reader, beside the others."""
     engine = factory.engine()
     claim, other = Claim("x", 60, "w"), reader()
     writing = await attempt(engine, claim)
@@ -283,8 +283,8 @@ async def test_attempt_that_arrives_after_the_downgrade_leaves_a_reader(factory:
 
 
 @pytest.mark.shared
-async def test_downgrade_of_a_lock_that_is_gone(factory: ClientFactory) -> None:
-    """A holder that was dropped learns it from the downgrade, and does not come back as a reader."""
+async def test_downgrade_of_a_removed_holder_raises_not_held(factory: MakeClient) -> None:
+    """A holder that was removed gets NotHeld from the downgrade, and does not come back as a reader."""
     engine = factory.engine()
     writing = await attempt(engine, Claim("x", 60))
     assert isinstance(writing, Grant)
@@ -295,8 +295,8 @@ async def test_downgrade_of_a_lock_that_is_gone(factory: ClientFactory) -> None:
 
 
 @pytest.mark.shared
-async def test_abandon_removes_a_downgraded_claim(factory: ClientFactory) -> None:
-    """Clean-up knows only the claim as it was asked for; that is enough after a downgrade, too."""
+async def test_abandon_removes_a_downgraded_claim(factory: MakeClient) -> None:
+    """`abandon` with the original, exclusive claim removes the downgraded claim."""
     engine = factory.engine()
     claim = Claim("x", 60)
     writing = await attempt(engine, claim)
@@ -309,15 +309,15 @@ async def test_abandon_removes_a_downgraded_claim(factory: ClientFactory) -> Non
 VALUES = ["", "http://web-7:8080", "a:b\nc\td", 'it\'s */ "quoted" \\ 100 %', "日本 🔒", "x" * 1024]
 
 
-async def test_values_come_back_unchanged(factory: ClientFactory) -> None:
-    """The value of a claim, an election's, is shown for holders and for waiters exactly as it was given."""
+async def test_values_come_back_unchanged(factory: MakeClient) -> None:
+    """The value of a claim is shown for holders and for waiters exactly as it was given."""
     engine = factory.engine()
     for number, value in enumerate(VALUES):
         name = f"x{number}"
         assert isinstance(await attempt(engine, Claim(name, 60, "a", value=value)), Grant)
         assert isinstance(await attempt(engine, Claim(name, 60, "b", value=value)), Waiting)
 
-        async def enqueued(name: str = name) -> bool:  # a session that was told to wait enqueues a moment later
+        async def enqueued(name: str = name) -> bool:  # a session that has to wait enqueues a moment later
             return bool((await engine.inspect(name)).waiters)
 
         await eventually(enqueued, "the second claim waits")
@@ -346,14 +346,14 @@ class Member:
 
 
 class Model:
-    """The engine's queue agrees with `admit`: a claim that it admits, given all claims ahead, holds the name."""
+    """The engine's queue agrees with `blockers`: a claim that it admits, given all claims ahead, holds the name."""
 
     def __init__(self) -> None:
         self.queue: list[Member] = []
 
     def advance_queue(self) -> None:
         for member in self.queue:
-            if member.token is None and isinstance(admit(self.queue, member), Admitted):
+            if member.token is None and not blockers(self.queue, member):
                 member.token = 0
 
     def holders(self) -> list[str]:
@@ -365,8 +365,8 @@ class Model:
 
 @pytest.mark.limit
 @pytest.mark.parametrize("seed", range(4))
-async def test_engine_against_admit(factory: ClientFactory, seed: int) -> None:
-    """On random histories the engine holds and queues exactly whom `admit` says, with tokens that only rise."""
+async def test_engine_admits_the_claims_that_blockers_allows(factory: MakeClient, seed: int) -> None:
+    """On random histories the engine holds and queues exactly the claims that `blockers` allows, and tokens only increase."""
     chance = random.Random(seed)
     engine, other = factory.engine(), factory.engine()
     model = Model()

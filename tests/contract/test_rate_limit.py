@@ -11,7 +11,7 @@ import pytest
 
 from fencelock import EngineUnavailable, InvalidArgument, InvalidType, RateLimited
 from fencelock.core.rates import RateRequest, Rates, decide
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
 from tests.support.waiting import eventually
@@ -29,7 +29,7 @@ async def call(function: Any, *args: Any, **kwargs: Any) -> Any:
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-def rates_of(factory: ClientFactory, namespace: str = "fencelock") -> Rates:
+def rates_of(factory: MakeClient, namespace: str = "fencelock") -> Rates:
     rates: Rates = factory.engine(namespace).rates  # type: ignore[attr-defined]
     return rates
 
@@ -48,7 +48,7 @@ async def test_burst_goes_at_once_and_the_next_call_is_refused(locks: LocksView)
     assert 28 < state.reset_after <= 30
 
 
-async def test_limits_of_clients_are_one(factory: ClientFactory) -> None:
+async def test_limits_of_clients_are_one(factory: MakeClient) -> None:
     """Clients share a limit by its name; other names and namespaces have their own."""
     one, two, elsewhere = factory.connect(), factory.connect(), factory.connect(namespace="elsewhere")
     assert await call(one.raw.rate_limit("api", 1, per=3600).try_acquire) is True
@@ -67,12 +67,13 @@ async def test_acquire_waits_for_its_turn(locks: LocksView) -> None:
         await call(limit.acquire)
         times.append(loop.time())
 
+    started = loop.time()
     await asyncio.gather(*(work() for _ in range(8)))
-    times.sort()
-    assert times[-1] - times[0] >= 0.12, "eight calls take seven intervals of 20 ms"
+    # From before the first reservation: the first caller may learn late that it may go.
+    assert max(times) - started >= 0.12, "eight calls take seven intervals of 20 ms"
 
 
-async def test_cost_is_one_step_however_large(factory: ClientFactory) -> None:
+async def test_cost_is_one_step_however_large(factory: MakeClient) -> None:
     """A call may cost a million, and the answer is the same as for a million calls."""
     rates = rates_of(factory)
     big = RateRequest("x", 1_000_000 * 100, FAR)
@@ -95,7 +96,7 @@ async def test_several_limits_are_charged_together_or_not_at_all(locks: LocksVie
     assert await call(wide.try_acquire) is False
 
 
-async def test_refund_only_of_the_last_reservation(factory: ClientFactory) -> None:
+async def test_refund_only_of_the_last_reservation(factory: MakeClient) -> None:
     """A reservation is given back if no other call was charged after it."""
     rates = rates_of(factory)
     request = RateRequest("x", 1_000_000, FAR)
@@ -110,7 +111,7 @@ async def test_refund_only_of_the_last_reservation(factory: ClientFactory) -> No
 
 
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_caller_gives_its_time_back(factory: ClientFactory) -> None:
+async def test_cancelled_caller_gives_its_time_back(factory: MakeClient) -> None:
     """A task that is cancelled while it waits for its turn leaves the limit as it found it."""
     locks = factory.connect()
     limit = locks.raw.rate_limit("api", 1, per=60)
@@ -129,7 +130,7 @@ async def test_cancelled_caller_gives_its_time_back(factory: ClientFactory) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_engine_against_the_rule(factory: ClientFactory, seed: int) -> None:
+async def test_engine_against_the_rule(factory: MakeClient, seed: int) -> None:
     """On random histories of two limits the engine charges and refuses what `decide` says, up to its clock."""
     rng = random.Random(seed)
     rates = [rates_of(factory), rates_of(factory)]
@@ -152,7 +153,7 @@ async def test_engine_against_the_rule(factory: ClientFactory, seed: int) -> Non
             assert times == [known[key] for key in keys]
 
 
-async def test_concurrent_callers_never_exceed_the_burst(factory: ClientFactory) -> None:
+async def test_concurrent_callers_never_exceed_the_burst(factory: MakeClient) -> None:
     """32 callers of four clients at once: exactly the burst goes."""
     limits = [factory.connect().raw.rate_limit("api", 10, per=3600, burst=10) for _ in range(4)]
     granted = await asyncio.gather(*(call(limits[number % 4].try_acquire) for number in range(32)))
@@ -160,7 +161,7 @@ async def test_concurrent_callers_never_exceed_the_burst(factory: ClientFactory)
 
 
 @pytest.mark.client_side
-async def test_engine_down(factory: ClientFactory) -> None:
+async def test_engine_down(factory: MakeClient) -> None:
     """Without the engine a call is refused with EngineUnavailable, or goes if the limit says so."""
     locks = factory.connect()
     faulty = Faulty.around(locks)

@@ -7,19 +7,19 @@ import asyncio
 import pytest
 
 from fencelock.core.records import Records
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.records
 
 
-def records_of(factory: ClientFactory, namespace: str = "fencelock") -> Records:
+def records_of(factory: MakeClient, namespace: str = "fencelock") -> Records:
     records: Records = factory.engine(namespace).records  # type: ignore[attr-defined]
     return records
 
 
-async def test_write_and_read(factory: ClientFactory) -> None:
-    """What one client writes another reads, byte for byte, under whatever key; other namespaces have their own."""
+async def test_record_is_read_as_it_was_written(factory: MakeClient) -> None:
+    """What one client writes another reads, byte for byte, under any key; other namespaces do not see it."""
     mine, theirs, elsewhere = records_of(factory), records_of(factory), records_of(factory, "elsewhere")
     value = bytes(range(256))
     for key in ("x", "a/b", "..", "ünïcødé {x}:*", "k" * 1024):
@@ -38,8 +38,8 @@ async def test_write_and_read(factory: ClientFactory) -> None:
     assert found.value == b""
 
 
-async def test_fenced_by_tokens(factory: ClientFactory) -> None:
-    """Nobody writes over what was written with a higher token; the same token may write again."""
+async def test_write_with_a_lower_token_is_refused(factory: MakeClient) -> None:
+    """A write with a lower token than the stored one is refused; the same token may write again."""
     records = records_of(factory)
     assert (await records.write("x", b"old", token=33, ttl=60)).done
     assert (await records.write("x", b"new", token=34, ttl=60)).done
@@ -53,8 +53,8 @@ async def test_fenced_by_tokens(factory: ClientFactory) -> None:
     assert found.value == b"newer"
 
 
-async def test_forgotten_record_still_refuses_stale_tokens(factory: ClientFactory) -> None:
-    """Readers find no record after it was forgotten, and its token still refuses a stale writer."""
+async def test_forgotten_record_still_refuses_stale_tokens(factory: MakeClient) -> None:
+    """After a record was forgotten readers find none, and its token still refuses a stale writer."""
     records = records_of(factory)
     assert (await records.write("x", b"value", token=34, ttl=60)).done
     assert not (await records.write("x", None, token=33, ttl=60)).done
@@ -64,8 +64,8 @@ async def test_forgotten_record_still_refuses_stale_tokens(factory: ClientFactor
     assert (await records.write("x", b"next", token=35, ttl=60, expect=0)).done
 
 
-async def test_expected_version(factory: ClientFactory) -> None:
-    """Of two who read the same version and write, one is refused and sees what is there; versions only rise."""
+async def test_second_write_on_one_version_is_refused(factory: MakeClient) -> None:
+    """Of two writers that read the same version one is refused and gets the current entry; versions only increase."""
     records = records_of(factory)
     done, first = await records.write("x", b"1", token=1, ttl=60, expect=0)
     assert done
@@ -82,8 +82,8 @@ async def test_expected_version(factory: ClientFactory) -> None:
     assert await records.write("y", b"1", token=1, ttl=60, expect=second.version) == (False, None)
 
 
-async def test_record_expires(factory: ClientFactory) -> None:
-    """A record is gone with its token when its ttl is over; its version is never used again."""
+async def test_record_expires(factory: MakeClient) -> None:
+    """A record and its token are gone when its ttl ends; its version is never used again."""
     records = records_of(factory)
     _, first = await records.write("x", b"1", token=34, ttl=1)
     assert first is not None
@@ -99,8 +99,8 @@ async def test_record_expires(factory: ClientFactory) -> None:
     assert second.version > first.version
 
 
-async def test_many_at_once(factory: ClientFactory) -> None:
-    """Many who add to a number by read and expected write lose nothing."""
+async def test_concurrent_compare_and_set_loses_no_update(factory: MakeClient) -> None:
+    """Many clients that increment a number by read and expected write lose no update."""
     clients = [records_of(factory) for _ in range(4)]
 
     async def add(records: Records) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fencelock import GuaranteeUnavailable, LeaseLost, LockTimeout, LossReason, Mode, NotHeld, WouldDeadlock
 from fencelock.model import Grant
 from tests.contract.engines import EngineCase
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LeaseView, LocksView, core_of
 from tests.contract.steps import background, renewed, wait_until_unclaimed, waiting
@@ -40,7 +40,7 @@ async def test_engine_without_readers_refuses_when_the_object_is_created(case: E
 
 
 async def test_downgrade_is_refused_where_there_are_no_readers(case: EngineCase, locks: LocksView) -> None:
-    """On an engine without readers a downgrade fails and leaves the lease as it was: exclusive, renewed, released."""
+    """On an engine without readers a downgrade raises, and the lease stays exclusive and is renewed and released."""
     if case.shared:
         return
     async with locks.lock("x", ttl=0.9) as lease:
@@ -53,7 +53,7 @@ async def test_downgrade_is_refused_where_there_are_no_readers(case: EngineCase,
 
 @pytest.mark.shared
 async def test_readers_hold_it_together_and_a_writer_alone(locks: LocksView) -> None:
-    """Readers share the name; while one of them holds it, no writer gets it, nor does a plain lock of the same name."""
+    """Readers share the name; while a reader holds it, neither a writer nor a plain lock of the same name gets it."""
     rw = locks.rwlock("x", timeout=SOON)
     readers = [await rw.read().acquire() for _ in range(3)]
     assert {lease.mode for lease in readers} == {Mode.SHARED}
@@ -75,7 +75,7 @@ async def test_readers_hold_it_together_and_a_writer_alone(locks: LocksView) -> 
 @pytest.mark.shared
 @pytest.mark.fair
 async def test_writer_waits_only_for_the_readers_ahead_of_it(locks: LocksView) -> None:
-    """Readers that come after a waiting writer are admitted after it, all at once."""
+    """Readers that arrive after a waiting writer are admitted after it, all at once."""
     rw = locks.rwlock("x", timeout=SOON)
     ahead = [await rw.read().acquire() for _ in range(2)]
     async with background(rw.write().acquire()) as (writer,):
@@ -99,8 +99,8 @@ async def test_writer_waits_only_for_the_readers_ahead_of_it(locks: LocksView) -
 
 @pytest.mark.shared
 @pytest.mark.fair
-async def test_writers_do_not_starve_in_a_stream_of_readers(factory: ClientFactory) -> None:
-    """While readers overlap without a gap, five writers in a row get their turn; a reader that came later never overtakes."""
+async def test_writers_do_not_starve_in_a_stream_of_readers(factory: MakeClient) -> None:
+    """While readers overlap without a gap, five writers in a row get the lock, and no later reader overtakes them."""
     locks, watcher = factory.connect(), factory.connect()
     rw, done = locks.rwlock("x", timeout=SOON), asyncio.Event()
 
@@ -125,7 +125,7 @@ async def _some(locks: LocksView, number: int) -> bool:
 
 @pytest.mark.shared
 async def test_each_reader_has_its_own_expiry(locks: LocksView) -> None:
-    """A reader that is not renewed is gone after its own ttl, while another renews; then a writer waits only for that one."""
+    """A reader that is not renewed is gone after its own ttl, and a writer then waits only for the reader that is renewed."""
     rw = locks.rwlock("x", timeout=SOON)
     kept = await locks.rwlock("x", ttl=0.9).read().acquire()
     short = await locks.rwlock("x", ttl=0.4, renew=False).read().acquire()
@@ -145,8 +145,8 @@ async def test_each_reader_has_its_own_expiry(locks: LocksView) -> None:
 
 @pytest.mark.shared
 @pytest.mark.fair
-async def test_downgrade_lets_queued_readers_in(locks: LocksView) -> None:
-    """The write lease becomes a read lease with the same token; readers right behind it enter, a writer does not."""
+async def test_downgrade_admits_queued_readers(locks: LocksView) -> None:
+    """A downgraded lease keeps its token; readers directly behind it are admitted, a writer is not."""
     rw = locks.rwlock("x", timeout=SOON)
     lease = await rw.write().acquire()
     token, id = lease.token, lease.id
@@ -167,7 +167,7 @@ async def test_downgrade_lets_queued_readers_in(locks: LocksView) -> None:
 
 @pytest.mark.shared
 async def test_downgrade_counts_as_a_renewal(locks: LocksView, ttl_scale: TtlScale) -> None:
-    """After a downgrade the lease has its whole ttl, and it is renewed as a read lease from then on."""
+    """After a downgrade the lease has its whole ttl, and the client renews it as a read lease."""
     async with locks.rwlock("x", ttl=1.2).write() as lease:
         await ttl_scale.sleep(0.3)
         before = core_of(lease).deadline
@@ -181,7 +181,7 @@ async def test_downgrade_counts_as_a_renewal(locks: LocksView, ttl_scale: TtlSca
 @pytest.mark.shared
 @pytest.mark.client_side
 async def test_downgrade_on_a_session_that_was_not_renewed_moves_no_deadline(locks: LocksView) -> None:
-    """An engine may answer a downgrade with an older time, from which it still counts: the deadline stays."""
+    """If an engine answers a downgrade with an older `since`, the deadline of the lease does not move."""
     faulty = Faulty.around(locks)
     async with locks.rwlock("x", ttl=30).write() as lease:
         before = core_of(lease).deadline
@@ -197,7 +197,7 @@ async def test_downgrade_on_a_session_that_was_not_renewed_moves_no_deadline(loc
 
 @pytest.mark.shared
 async def test_only_a_write_lease_can_be_downgraded(locks: LocksView) -> None:
-    """A read lease, a lease that was downgraded before, and one that is over cannot be downgraded."""
+    """A read lease, a downgraded lease and a released lease cannot be downgraded."""
     rw = locks.rwlock("x")
     reading = await rw.read().acquire()
     with pytest.raises(NotHeld, match="shared"):
@@ -214,8 +214,8 @@ async def test_only_a_write_lease_can_be_downgraded(locks: LocksView) -> None:
 
 
 @pytest.mark.shared
-async def test_downgrade_after_a_forced_release(locks: LocksView) -> None:
-    """A holder whose lock was taken away learns it from the downgrade, and does not come back as a reader."""
+async def test_downgrade_after_a_forced_release_raises(locks: LocksView) -> None:
+    """A holder whose lock was released by force gets an error from the downgrade, and does not come back as a reader."""
     lease = await locks.rwlock("x").write().acquire()
     await locks.force_release("x", reason="test")
     with pytest.raises(LeaseLost) as caught:
@@ -225,10 +225,21 @@ async def test_downgrade_after_a_forced_release(locks: LocksView) -> None:
 
 
 @pytest.mark.shared
+async def test_downgrade_without_a_reply_is_repeated(locks: LocksView) -> None:
+    """A downgrade without a reply makes a read lease at once, and the renewer repeats it until the readers are admitted."""
+    await _downgrade_until_confirmed(locks, "lose", renew=True)
+
+
+@pytest.mark.client_side
 @pytest.mark.parametrize("renew", [True, False])
 @pytest.mark.parametrize("fault", ["lose", "drop", "refuse"])
-async def test_downgrade_without_a_reply_is_repeated(locks: LocksView, fault: str, renew: bool) -> None:
-    """The lease counts as a read lease at once, and the renewer repeats the request until the readers are admitted."""
+async def test_downgrade_is_repeated_after_every_fault(locks: LocksView, fault: str, renew: bool) -> None:
+    """The renewer repeats a downgrade that was lost, dropped or refused, also of a lease with renew=False."""
+    await _downgrade_until_confirmed(locks, fault, renew)
+
+
+async def _downgrade_until_confirmed(locks: LocksView, fault: str, renew: bool) -> None:
+    """Downgrade a lease while the engine fails twice; a waiting reader must be admitted."""
     faulty = Faulty.around(locks)
     lease = await locks.rwlock("x", ttl=1.8, renew=renew).write().acquire()
     async with background(locks.rwlock("x").read().acquire(SOON)) as (reader,):
@@ -254,7 +265,7 @@ async def test_downgrade_without_a_reply_is_repeated(locks: LocksView, fault: st
 @pytest.mark.shared
 @pytest.mark.parametrize("fault", ["lose", "drop"])
 async def test_release_after_a_downgrade_without_a_reply(locks: LocksView, fault: str) -> None:
-    """Whether or not the engine has done the downgrade, a release frees the name at once."""
+    """A release after a downgrade without a reply frees the name at once, whether or not the engine did the downgrade."""
     faulty = Faulty.around(locks)
     lease = await locks.rwlock("x").write().acquire()
     getattr(faulty, fault)("downgrade")
@@ -267,8 +278,8 @@ async def test_release_after_a_downgrade_without_a_reply(locks: LocksView, fault
 
 @pytest.mark.shared
 @pytest.mark.runtime_name("aio")
-async def test_downgrade_cancelled_at_every_step(locks: LocksView) -> None:
-    """Wherever a downgrade is cancelled, the lease either is unchanged or soon is a read lease on the engine, too."""
+async def test_downgrade_cancelled_at_any_step_is_done_or_undone(locks: LocksView) -> None:
+    """A downgrade that is cancelled at any step leaves the lease unchanged, or soon a read lease on the engine, too."""
     for steps in range(1_000):
         lease = await locks.rwlock("x", ttl=1.8).write().acquire()
         task = asyncio.ensure_future(lease.downgrade())
@@ -311,8 +322,8 @@ def acquirer(locks: LocksView, kind: str, **options: Any) -> Any:
 
 @pytest.mark.client_side
 @pytest.mark.parametrize("outer", KINDS)
-async def test_would_deadlock(locks: LocksView, outer: str) -> None:
-    """Inside its own block a thread or task gets WouldDeadlock at once, and None from try_acquire, in every combination."""
+async def test_acquire_inside_an_own_block_raises_would_deadlock(locks: LocksView, outer: str) -> None:
+    """Inside its own block a thread or task gets WouldDeadlock, and None from try_acquire, in every combination of modes."""
     async with acquirer(locks, outer):
         before = await locks.inspect("x")
         for inner in KINDS:
@@ -335,8 +346,22 @@ async def test_would_deadlock(locks: LocksView, outer: str) -> None:
 
 
 @pytest.mark.client_side
-async def test_no_deadlock_without_a_block_of_its_own(locks: LocksView) -> None:
-    """Another task, a lease that was released in its block, and a lease without a block do not count."""
+@pytest.mark.limit
+async def test_would_deadlock_while_one_of_two_permits_is_left(locks: LocksView) -> None:
+    """A task that has left the first of its two permits still holds the second, and gets WouldDeadlock for the lock."""
+    first, second = locks.semaphore("x", 3), locks.semaphore("x", 3)
+    await first.__aenter__()
+    async with second:
+        await first.__aexit__(None, None, None)
+        with pytest.raises(WouldDeadlock):
+            await locks.lock("x", timeout=60).acquire()
+    async with locks.lock("x", timeout=5):
+        pass
+
+
+@pytest.mark.client_side
+async def test_would_deadlock_needs_an_own_open_block(locks: LocksView) -> None:
+    """WouldDeadlock ignores the blocks of another task, leases that were released in their block, and leases without one."""
 
     async def other() -> Any:
         with pytest.raises(LockTimeout):
@@ -361,7 +386,7 @@ async def test_no_deadlock_without_a_block_of_its_own(locks: LocksView) -> None:
 @pytest.mark.client_side
 @pytest.mark.shared
 async def test_reentrancy_is_per_mode(locks: LocksView) -> None:
-    """A nested read gets the read lease, a nested write never does: it raises WouldDeadlock, and try_acquire gives None."""
+    """A nested read returns the read lease; a nested write raises WouldDeadlock, and its try_acquire returns None."""
     rw = locks.rwlock("x", reentrant=True, timeout=SOON)
     async with rw.read() as outer:
         async with rw.read() as inner:
@@ -384,7 +409,7 @@ async def test_reentrancy_is_per_mode(locks: LocksView) -> None:
 
 @pytest.mark.shared
 async def test_nested_write_never_gets_the_downgraded_lease(locks: LocksView) -> None:
-    """After a downgrade a nested write would wait for its own read lease; a nested read is reentrant in the same mode."""
+    """After a downgrade a nested write raises WouldDeadlock, and a nested read returns the lease."""
     rw = locks.rwlock("x", reentrant=True, timeout=SOON)
     async with rw.write() as lease:
         await lease.downgrade()
@@ -402,8 +427,8 @@ async def test_nested_write_never_gets_the_downgraded_lease(locks: LocksView) ->
 
 
 @pytest.mark.shared
-async def test_readers_and_writers_at_random(factory: ClientFactory) -> None:
-    """Of 12 threads or tasks that read, write and downgrade, a writer is always alone and readers are only with readers."""
+async def test_writers_are_alone_among_random_readers_and_writers(factory: MakeClient) -> None:
+    """Among 12 threads or tasks that read, write and downgrade at random, a writer is always alone."""
     locks = factory.connect()
     rw = locks.rwlock("x", timeout=60)
     inside: list[str] = []

@@ -14,7 +14,7 @@ import pytest
 from fencelock.core.records import records_of
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, LeaseLost
 from fencelock.primitives.runs import Run
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.jobs import nothing, schedule, until_lost
 from tests.contract.runtimes import LocksView
@@ -39,8 +39,8 @@ def outcomes(runs: list[Run]) -> list[tuple[float, str, int]]:
     ]
 
 
-async def test_due_slot_runs_once_in_the_fleet(factory: ClientFactory, locks: LocksView) -> None:
-    """Of several clients that are called for one slot, by clocks that differ, one runs it; the next hour is the next slot."""
+async def test_due_slot_runs_once_in_the_fleet(factory: MakeClient, locks: LocksView) -> None:
+    """Of several clients whose clocks differ, one runs the slot; an hour later one runs the next slot."""
     others = [factory.connect() for _ in range(3)]
     skews = (-5.0, 0.0, 2.0, 5.0)
     ran: list[Run] = []
@@ -62,8 +62,8 @@ async def test_due_slot_runs_once_in_the_fleet(factory: ClientFactory, locks: Lo
     assert record.expires_in > 50 * 365 * 86400
 
 
-async def test_run_until_stop(factory: ClientFactory, locks: LocksView) -> None:
-    """Two clients that watch run each slot once between them, go on after an error, and end when they are told to."""
+async def test_two_processes_run_each_slot_once_until_stop(factory: MakeClient, locks: LocksView) -> None:
+    """Two clients in `run` run each slot once between them, continue after an error, and end when `stop` is set."""
     other = factory.connect()
     stop, ran = threading.Event(), list[Any]()
 
@@ -84,8 +84,9 @@ async def test_run_until_stop(factory: ClientFactory, locks: LocksView) -> None:
     assert [run.error[:17] for run in found if run.outcome == "failed"] == ["ZeroDivisionError"]
 
 
-async def test_missed_slots_are_caught_up(factory: ClientFactory, locks: LocksView) -> None:
-    """A process that starts six hours after the last run follows `catch_up`; skipped slots are recorded once."""
+@pytest.mark.client_side
+async def test_missed_slots_are_caught_up(factory: MakeClient, locks: LocksView) -> None:
+    """A client that starts six hours after the last run follows `catch_up`, and records the skipped slots once."""
     for name, expected in (
         ("none", [(0.0, "succeeded"), *((float(hour), "skipped") for hour in range(1, 7))]),
         ("latest", [(0.0, "succeeded"), *((float(hour), "skipped") for hour in range(1, 6)), (6.0, "succeeded")]),
@@ -111,9 +112,10 @@ async def test_missed_slots_are_caught_up(factory: ClientFactory, locks: LocksVi
         assert [found[:2] for found in outcomes(await late.history())] == expected, name
 
 
+@pytest.mark.client_side
 @pytest.mark.parametrize("fault", ["lose", "drop"])
-async def test_claim_without_a_reply(factory: ClientFactory, locks: LocksView, fault: str) -> None:
-    """A write without a reply is resolved by reading the record: the slot runs once."""
+async def test_slot_whose_claim_got_no_reply_runs_once(factory: MakeClient, locks: LocksView, fault: str) -> None:
+    """After a claim without a reply the client reads the record, and the slot runs once."""
     job = schedule(factory, locks, "report", clock(NINE), every=3600)
     assert len(await job.run_due()) == 1
     faulty = Faulty.around(locks)
@@ -125,10 +127,11 @@ async def test_claim_without_a_reply(factory: ClientFactory, locks: LocksView, f
     assert outcomes(await other.history()) == [(0.0, "succeeded", 1), (1.0, "succeeded", 1)]
 
 
+@pytest.mark.client_side
 async def test_nothing_runs_in_an_outage(
-    factory: ClientFactory, locks: LocksView, caplog: pytest.LogCaptureFixture
+    factory: MakeClient, locks: LocksView, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While the engine fails, `run_due` raises and `run` logs it once; nothing runs before the engine is back, then once."""
+    """In an outage `run_due` raises and `run` logs once; nothing runs before the engine is back, then the slot runs once."""
     job = schedule(factory, locks, "report", every=3600)
     faulty = Faulty.around(locks)
     ran: list[Any] = []
@@ -164,8 +167,8 @@ async def test_nothing_runs_in_an_outage(
     assert len([record for record in caplog.records if "cannot be run" in record.message]) <= 2
 
 
-async def test_lost_lease(factory: ClientFactory, locks: LocksView) -> None:
-    """A run whose lease is lost is abandoned; with two attempts another process runs the slot, with a higher token."""
+async def test_run_that_lost_its_lease_is_abandoned(factory: MakeClient, locks: LocksView) -> None:
+    """A run that lost its lease is abandoned; with two attempts another process runs the slot with a higher token."""
     other = factory.connect()
     began = asyncio.Event()
 
@@ -186,8 +189,9 @@ async def test_lost_lease(factory: ClientFactory, locks: LocksView) -> None:
     assert kept[0].token > kept[1].token
 
 
-async def test_failed_run_is_repeated_while_it_has_attempts(factory: ClientFactory, locks: LocksView) -> None:
-    """The error of the last attempt comes out of `run_due`; an attempt that succeeds ends the slot."""
+@pytest.mark.client_side
+async def test_failed_run_is_repeated_while_it_has_attempts(factory: MakeClient, locks: LocksView) -> None:
+    """`run_due` raises the error of the last attempt; an attempt that succeeds ends the slot."""
 
     async def fails_once(slot: Any) -> None:
         if slot.attempt == 1:
@@ -205,8 +209,9 @@ async def test_failed_run_is_repeated_while_it_has_attempts(factory: ClientFacto
     assert outcomes(await job.history())[2:] == [(1.0, "failed", 1), (1.0, "failed", 2)]
 
 
-async def test_overlap_and_trigger(factory: ClientFactory, locks: LocksView) -> None:
-    """A slot that is due during a run is skipped, and the next one records that; so is a trigger, which else runs at once."""
+@pytest.mark.client_side
+async def test_slot_during_a_run_is_skipped(factory: MakeClient, locks: LocksView) -> None:
+    """A slot or trigger that is due during a run is skipped, and the next run records that; else a trigger runs at once."""
     other = factory.connect()
     began, go_on = asyncio.Event(), asyncio.Event()
 
@@ -234,8 +239,9 @@ async def test_overlap_and_trigger(factory: ClientFactory, locks: LocksView) -> 
     assert outcomes([run for run in await after.history() if not run.triggered]) == expected
 
 
-async def test_overlap_wait(factory: ClientFactory, locks: LocksView) -> None:
-    """With overlap="wait", a slot that is due during a run follows it."""
+@pytest.mark.client_side
+async def test_overlap_wait_runs_the_slot_afterwards(factory: MakeClient, locks: LocksView) -> None:
+    """With overlap="wait" a slot that is due during a run runs after it."""
     began, go_on = asyncio.Event(), asyncio.Event()
 
     async def work(slot: Any) -> None:
@@ -258,20 +264,21 @@ async def test_overlap_wait(factory: ClientFactory, locks: LocksView) -> None:
         assert outcomes(await task) == [(0.0, "succeeded", 1)]
 
 
-async def test_changed_expression(factory: ClientFactory, locks: LocksView) -> None:
-    """After a change of the expression, nothing is replayed or caught up, and the mark stays."""
+@pytest.mark.client_side
+async def test_changed_expression_replays_nothing(factory: MakeClient, locks: LocksView) -> None:
+    """After a change of the expression no slot is replayed or caught up, and the high-water mark stays."""
     await schedule(factory, locks, "report", clock(NINE + 1), every=3600).run_due()
     half = schedule(factory, locks, "report", clock(NINE + 5 * 3600 + 600), every=1800, catch_up="all", within=86400)
     assert await half.run_due() == []
-    half.raw._factory.clock = clock(NINE + 5 * 3600 + 1800)
+    half.raw._schedule.clock = clock(NINE + 5 * 3600 + 1800)
     assert outcomes(await half.run_due()) == [(5.5, "succeeded", 1)]
     back = schedule(factory, locks, "report", clock(NINE + 5.5 * 3600), every=3600)
     assert await back.run_due() == []
 
 
 @pytest.mark.runtime_name("blocking")
-async def test_redlock_is_refused(engines: Any) -> None:
-    """Redlock keeps no records: `once` and `schedule` say so when they are made."""
+async def test_redlock_refuses_jobs(engines: Any) -> None:
+    """Redlock keeps no records, so creating `once` and `schedule` raises GuaranteeUnavailable."""
     import fencelock
 
     with fencelock.connect("redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3") as locks:

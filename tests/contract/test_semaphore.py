@@ -9,7 +9,7 @@ import pytest
 
 from fencelock import GuaranteeUnavailable, InvalidArgument, InvalidType, LockTimeout, LossReason, Mode
 from tests.contract.engines import EngineCase
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import background, renewed, wait_until_unclaimed, waiting
 from tests.support.waiting import SOON, eventually
@@ -39,7 +39,7 @@ async def test_limit_is_checked_when_the_object_is_created(locks: LocksView) -> 
 
 @pytest.mark.limit
 async def test_at_most_limit_hold_it_and_each_release_admits_the_next(locks: LocksView) -> None:
-    """Of eight contenders three hold a permit; whichever of them releases, the next in order gets its permit."""
+    """Of eight contenders three hold a permit, and each release admits the next one in order."""
     semaphore = locks.semaphore("x", 3, timeout=SOON)
     holding = [await semaphore.acquire() for _ in range(3)]
     assert {lease.mode for lease in holding} == {Mode.PERMIT}
@@ -67,7 +67,7 @@ async def test_at_most_limit_hold_it_and_each_release_admits_the_next(locks: Loc
 
 
 @pytest.mark.limit
-async def test_parallel_holders_stay_parallel(factory: ClientFactory) -> None:
+async def test_semaphore_stays_full_under_load(factory: MakeClient) -> None:
     """A semaphore of 3 under load is held by three at once until the end, and never by four."""
     locks, inside, highest = factory.connect(), 0, 0
     together = asyncio.Barrier(3)
@@ -87,8 +87,8 @@ async def test_parallel_holders_stay_parallel(factory: ClientFactory) -> None:
 
 
 @pytest.mark.limit
-async def test_permits_inside_permits(locks: LocksView) -> None:
-    """One thread or task may take several permits; beyond the limit it waits as everybody does."""
+async def test_one_task_may_hold_several_permits(locks: LocksView) -> None:
+    """One thread or task may hold several permits; at the limit it waits like any other."""
     semaphore = locks.semaphore("x", 2)
     async with semaphore as one, semaphore as two:
         assert one.id != two.id
@@ -101,8 +101,8 @@ async def test_permits_inside_permits(locks: LocksView) -> None:
 
 
 @pytest.mark.limit
-async def test_permit_is_renewed_and_a_dead_holders_permit_returns(locks: LocksView) -> None:
-    """A permit that is renewed outlives its ttl; one that is not goes to the next in order."""
+async def test_renewed_permit_stays_and_expired_permit_returns(locks: LocksView) -> None:
+    """A renewed permit outlives its ttl; the permit of a holder that does not renew goes to the next waiter."""
     kept = await locks.semaphore("x", 2, ttl=0.9).acquire()
     dead = await locks.semaphore("x", 2, ttl=0.4, renew=False).acquire()
     async with background(locks.semaphore("x", 2).acquire(SOON)) as (task,):
@@ -115,8 +115,10 @@ async def test_permit_is_renewed_and_a_dead_holders_permit_returns(locks: LocksV
 
 
 @pytest.mark.limit
-async def test_contenders_with_different_limits(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
-    """Each respects its own limit; one that has to wait logs the mismatch once, and `inspect` shows both limits."""
+async def test_contenders_with_different_limits_respect_their_own(
+    factory: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each contender respects its own limit; one that waits logs the difference once, and `inspect` shows both limits."""
     old, new = factory.connect(owner="old"), factory.connect(owner="new")
     holding = [await old.semaphore("x", 2).acquire() for _ in range(2)]
     assert await old.semaphore("x", 2).try_acquire() is None
@@ -126,12 +128,9 @@ async def test_contenders_with_different_limits(factory: ClientFactory, caplog: 
     def logged() -> list[str]:
         return [entry.getMessage() for entry in caplog.records if "limits" in entry.getMessage()]
 
-    async def told() -> bool:
-        return bool(logged())
-
     with caplog.at_level(logging.WARNING, logger="fencelock"):
         async with background(old.semaphore("x", 2).acquire(SOON)) as (waiter,):
-            await eventually(told, "the mismatch is logged")
+            await eventually(logged, "the mismatch is logged")
             for number in range(3):
                 with pytest.raises(LockTimeout):
                     await old.semaphore("x", 2).acquire(timeout=0.05)
@@ -150,8 +149,8 @@ async def test_contenders_with_different_limits(factory: ClientFactory, caplog: 
 
 @pytest.mark.client_side
 @pytest.mark.limit
-async def test_mismatch_that_begins_later_is_logged(factory: ClientFactory, caplog: pytest.LogCaptureFixture) -> None:
-    """A client that has waited among equals before still logs the mismatch that a deploy brings."""
+async def test_later_difference_of_limits_is_logged(factory: MakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that has waited among equal limits logs a difference that a deploy brings later."""
     old, new = factory.connect(), factory.connect()
     lease = await old.semaphore("x", 1).acquire()
     with caplog.at_level(logging.WARNING, logger="fencelock"):
@@ -160,14 +159,14 @@ async def test_mismatch_that_begins_later_is_logged(factory: ClientFactory, capl
         assert "limits" not in caplog.text
         other = await new.semaphore("x", 2).acquire()
 
-        async def told() -> bool:
+        async def logged() -> bool:
             return "limits" in caplog.text
 
-        async def waits_and_is_told() -> bool:
+        async def waits_and_logs() -> bool:
             with pytest.raises(LockTimeout):
                 await old.semaphore("x", 1).acquire(timeout=0.1)
-            return await told()
+            return await logged()
 
-        await eventually(waits_and_is_told, "the mismatch is logged")
+        await eventually(waits_and_logs, "the mismatch is logged")
         await lease.release()
         await other.release()

@@ -13,10 +13,11 @@ import pytest
 
 from fencelock import BuildFailed, ClientClosed, InvalidArgument, InvalidName, InvalidType, LockTimeout, WouldDeadlock
 from fencelock.errors import EngineUnavailable
+from fencelock.primitives import single_flight
 from fencelock.primitives.cached_values import cache_options
 from fencelock.primitives.single_flight import SingleFlight
 from fencelock.runtime.blocking import run_sync
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView, client_of
 from tests.contract.steps import background
@@ -82,8 +83,8 @@ async def get(locks: LocksView, builder: Builder, key: str = "k", **options: Any
     return await call(locks.raw.single_flight, key, builder.function, **{"ttl": 60, **options})
 
 
-async def test_value_is_built_once_and_shared(factory: ClientFactory) -> None:
-    """What one client builds all clients get, until it is no longer fresh."""
+async def test_value_is_built_once_and_shared(factory: MakeClient) -> None:
+    """A value that one client builds is returned to all clients while it is fresh."""
     one, two = factory.connect(), factory.connect()
     first, second = Builder(one, {"a": [1, None, "ü"]}), Builder(two)
     assert await get(one, first) == {"a": [1, None, "ü"]}
@@ -93,7 +94,7 @@ async def test_value_is_built_once_and_shared(factory: ClientFactory) -> None:
     assert await get(two, second, "other") == "built"
 
 
-async def test_callers_everywhere_wait_for_one_builder(factory: ClientFactory) -> None:
+async def test_callers_of_two_clients_wait_for_one_builder(factory: MakeClient) -> None:
     """Callers of the same client and of another one wait, and all get the result of one build."""
     one, two = factory.connect(), factory.connect()
     builder, other = Builder(one, held=True), Builder(two)
@@ -115,8 +116,44 @@ async def test_callers_everywhere_wait_for_one_builder(factory: ClientFactory) -
     await eventually(free, "nothing is held")
 
 
-async def test_stale_value_comes_at_once_and_is_rebuilt_once(factory: ClientFactory) -> None:
-    """Between ttl and ttl + stale, callers get the old value, and one of them rebuilds it in the background."""
+@pytest.mark.client_side
+async def test_stale_reads_do_not_attempt_while_another_process_rebuilds(
+    factory: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that finds another one rebuilding a stale value sends no attempt for its next reads, until a pause is over."""
+    monkeypatch.setattr(single_flight, "RETRY_SECONDS", 600.0)
+    one, two = factory.connect(), factory.connect()
+    assert await get(one, Builder(one, "old"), ttl=0.3, stale=600) == "old"
+    rebuild = Builder(one, "new", held=True)
+
+    async def begun() -> bool:
+        assert await get(one, rebuild, ttl=60, stale=600) == "old"
+        return rebuild.calls > 0
+
+    await eventually(begun, "the value is stale and the first client rebuilds it")
+    client = two.raw._client
+
+    async def found_out() -> bool:
+        assert await get(two, rebuild, ttl=60, stale=600) == "old"
+        return bool(client.rebuild_retries) and not client.flights
+
+    await eventually(found_out, "the second client has found that out")
+    monkeypatch.setattr(client, "acquire", None)  # an attempt would raise, in the background, and be logged
+    for _ in range(20):
+        assert await get(two, rebuild, ttl=60, stale=600) == "old"
+        assert not client.flights
+    monkeypatch.undo()
+    rebuild.finish()
+
+    async def rebuilt() -> bool:
+        return bool(await get(two, rebuild, ttl=60, stale=600) == "new")
+
+    await eventually(rebuilt, "the new value is there")
+    assert rebuild.calls == 1
+
+
+async def test_stale_value_is_returned_at_once_and_rebuilt_once(factory: MakeClient) -> None:
+    """Between ttl and ttl + stale, callers get the old value at once, and one of them rebuilds it in the background."""
     one, two = factory.connect(), factory.connect()
     assert await get(one, Builder(one, "old"), ttl=0.3, stale=600) == "old"
     rebuild = Builder(one, "new", held=True)
@@ -138,8 +175,8 @@ async def test_stale_value_comes_at_once_and_is_rebuilt_once(factory: ClientFact
     assert rebuild.calls == 1
 
 
-async def test_failed_build_is_remembered_for_a_while(factory: ClientFactory) -> None:
-    """The builder's process raises the original error, others BuildFailed; after `error_for` one tries again."""
+async def test_failed_build_is_remembered_for_a_while(factory: MakeClient) -> None:
+    """The builder raises the original error, other clients BuildFailed; after `error_for` one of them builds again."""
     one, two = factory.connect(), factory.connect()
     failing = Builder(one)
     failing.error = ValueError("no such report")
@@ -157,7 +194,7 @@ async def test_failed_build_is_remembered_for_a_while(factory: ClientFactory) ->
     assert await get(two, other, "k2") == "built"
 
 
-async def test_waiters_learn_of_a_failed_build(factory: ClientFactory) -> None:
+async def test_waiters_get_the_error_of_a_failed_build(factory: MakeClient) -> None:
     """Callers that wait for a build that fails get its error, and none of them builds again."""
     one, two = factory.connect(), factory.connect()
     failing, other = Builder(one, held=True), Builder(two)
@@ -180,7 +217,7 @@ async def test_waiters_learn_of_a_failed_build(factory: ClientFactory) -> None:
 
 @pytest.mark.client_side
 async def test_failed_rebuild_leaves_the_stale_value(locks: LocksView) -> None:
-    """A rebuild in the background that fails is logged, and callers go on with the old value."""
+    """A failed rebuild in the background is logged, and callers still get the old value."""
     assert await get(locks, Builder(locks, "old"), ttl=0.3, stale=600) == "old"
     failing = Builder(locks)
     failing.error = ValueError("broken")
@@ -194,8 +231,8 @@ async def test_failed_rebuild_leaves_the_stale_value(locks: LocksView) -> None:
         assert await get(locks, failing, ttl=60, stale=600, error_for=600) == "old"
 
 
-async def test_timeout_while_another_client_builds(factory: ClientFactory) -> None:
-    """A caller that waits for longer than its timeout gets LockTimeout; the build goes on."""
+async def test_caller_times_out_while_another_client_builds(factory: MakeClient) -> None:
+    """A caller that waits for longer than its timeout raises LockTimeout, and the build continues."""
     one, two = factory.connect(), factory.connect()
     builder = Builder(one, held=True)
     async with background(get(one, builder)) as (building,):
@@ -210,8 +247,8 @@ async def test_timeout_while_another_client_builds(factory: ClientFactory) -> No
 
 @pytest.mark.client_side
 @pytest.mark.runtime_name("aio")
-async def test_cancelled_caller_does_not_affect_the_others(factory: ClientFactory) -> None:
-    """The caller that began the build is cancelled, and the others get its result."""
+async def test_cancelled_caller_does_not_affect_the_others(factory: MakeClient) -> None:
+    """When the caller that started the build is cancelled, the others still get the result."""
     locks = factory.connect()
     builder = Builder(locks, held=True)
     first = asyncio.create_task(get(locks, builder))
@@ -226,8 +263,8 @@ async def test_cancelled_caller_does_not_affect_the_others(factory: ClientFactor
 
 
 @pytest.mark.client_side
-async def test_build_that_asks_for_its_own_result(locks: LocksView) -> None:
-    """A build that needs its own value gets an error instead of waiting for itself."""
+async def test_build_that_needs_its_own_value_raises(locks: LocksView) -> None:
+    """A build that asks for its own value gets an error instead of waiting for itself."""
     if inspect.iscoroutinefunction(locks.raw.close):
 
         async def build_again() -> Any:
@@ -244,8 +281,9 @@ async def test_build_that_asks_for_its_own_result(locks: LocksView) -> None:
             await asyncio.to_thread(locks.raw.single_flight, "k", build, ttl=60)
 
 
-async def test_builds_that_need_each_other(locks: LocksView) -> None:
-    """Two builds that ask for each other's result get an error instead of waiting for ever."""
+@pytest.mark.client_side
+async def test_builds_that_need_each_other_raise(locks: LocksView) -> None:
+    """Two builds that ask for each other's value get an error instead of waiting for ever."""
     if inspect.iscoroutinefunction(locks.raw.close):
 
         async def build_a_again() -> Any:
@@ -269,8 +307,9 @@ async def test_builds_that_need_each_other(locks: LocksView) -> None:
     assert not client_of(locks).flights
 
 
+@pytest.mark.client_side
 async def test_refresh_does_not_join_a_build_that_began_before_it(locks: LocksView) -> None:
-    """A refresh calls the function after it was asked for: a build that is under way may have read older data."""
+    """`refresh` calls the function again although a build is running: that build may have read older data."""
     old, new = Builder(locks, "old", held=True), Builder(locks, "new")
     refresh = SingleFlight(
         client_of(locks), "k", as_coroutine(new), cache_options("single_flight", "k", {"ttl": 60})
@@ -284,9 +323,10 @@ async def test_refresh_does_not_join_a_build_that_began_before_it(locks: LocksVi
     assert await get(locks, Builder(locks, "third")) == "new"
 
 
+@pytest.mark.client_side
 @pytest.mark.runtime_name("aio")
-async def test_close_during_a_build(factory: ClientFactory) -> None:
-    """A caller whose client is closed during the build gets ClientClosed, not a cancellation that nobody asked for."""
+async def test_close_during_a_build_raises_client_closed(factory: MakeClient) -> None:
+    """A caller whose client is closed during the build gets ClientClosed, not CancelledError."""
     locks = factory.connect()
     builder = Builder(locks, held=True)
     async with background(get(locks, builder), get(locks, builder)) as tasks:
@@ -298,8 +338,9 @@ async def test_close_during_a_build(factory: ClientFactory) -> None:
                 await task
 
 
+@pytest.mark.client_side
 async def test_interrupted_build_does_not_block_its_key(locks: LocksView) -> None:
-    """A build that is interrupted, as by Ctrl-C, ends its flight: the next caller builds."""
+    """After a build was interrupted by KeyboardInterrupt, the next caller builds."""
     builder = Builder(locks)
     builder.error = KeyboardInterrupt()  # type: ignore[assignment]
     if builder.awaited:
@@ -310,8 +351,8 @@ async def test_interrupted_build_does_not_block_its_key(locks: LocksView) -> Non
     assert await get(locks, Builder(locks, "next")) == "next"
 
 
-async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(factory: ClientFactory) -> None:
-    """A builder whose lock was taken away does not overwrite what the next builder has stored, and returns that."""
+async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(factory: MakeClient) -> None:
+    """A builder whose lock was released by force does not overwrite the value of the next builder, and returns that value."""
     one, two = factory.connect(), factory.connect()
     late = Builder(one, "late", held=True)
     async with background(get(one, late)) as (building,):
@@ -323,8 +364,8 @@ async def test_late_store_of_a_builder_that_lost_its_lock_is_refused(factory: Cl
     assert await get(two, Builder(two, "third")) == "newer"
 
 
-async def test_invalidation(factory: ClientFactory) -> None:
-    """An invalidated value is built again; a build that had begun before the invalidation is not stored."""
+async def test_invalidated_value_is_built_again(factory: MakeClient) -> None:
+    """An invalidated value is built again, and a build that began before the invalidation is not stored."""
     one, two = factory.connect(), factory.connect()
     assert await get(one, Builder(one, "old")) == "old"
     await call(two.raw.invalidate, "k")
@@ -339,8 +380,8 @@ async def test_invalidation(factory: ClientFactory) -> None:
 
 
 @pytest.mark.client_side
-async def test_values_that_cannot_be_shared(locks: LocksView) -> None:
-    """A value that is too large or cannot be encoded raises a clear error, and nothing is stored."""
+async def test_value_that_cannot_be_stored_raises(locks: LocksView) -> None:
+    """A value that is too large or cannot be encoded raises an error, and nothing is stored."""
     with pytest.raises(InvalidArgument, match="300002 bytes"):
         await get(locks, Builder(locks, "x" * 300_000), error_for=0)
     with pytest.raises(
@@ -355,7 +396,7 @@ async def test_values_that_cannot_be_shared(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 async def test_builder_gets_the_decoded_value(locks: LocksView) -> None:
-    """The builder gets what the codec makes of its value, as every later caller does."""
+    """The builder gets its value as the codec decodes it, as every later caller does."""
     builder = Builder(locks, {"pair": (1, 2), 3: None})
     for _ in range(2):
         assert await get(locks, builder) == {"pair": [1, 2], "3": None}
@@ -363,8 +404,8 @@ async def test_builder_gets_the_decoded_value(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_cached_function(locks: LocksView) -> None:
-    """A cached function is called once for each key; invalidate and refresh take the arguments of a call."""
+async def test_cached_function_is_called_once_for_each_key(locks: LocksView) -> None:
+    """A cached function is called once for each key; `invalidate` and `refresh` take the arguments of a call."""
     calls: list[int] = []
     if inspect.iscoroutinefunction(locks.raw.close):
 
@@ -392,8 +433,8 @@ async def test_cached_function(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_cached_function_whose_key_uses_no_parameter(locks: LocksView) -> None:
-    """A key without parameters would give every call the same value: it is refused, except for methods without parameters."""
+async def test_cached_key_without_parameters_is_refused(locks: LocksView) -> None:
+    """`cached` refuses a key that uses no parameter of the function, unless it has none but `self`."""
     cached = locks.raw.cached
 
     def plain(day: str, *, limit: int = 1) -> None: ...
@@ -412,8 +453,8 @@ async def test_cached_function_whose_key_uses_no_parameter(locks: LocksView) -> 
 
 
 @pytest.mark.client_side
-async def test_engine_down(factory: ClientFactory) -> None:
-    """If the engine cannot be asked who builds, nothing is built."""
+async def test_nothing_is_built_while_the_engine_is_down(factory: MakeClient) -> None:
+    """If the engine is unreachable, single_flight raises and builds nothing."""
     locks = factory.connect()
     builder = Builder(locks)
     faulty = Faulty.around(locks)
@@ -427,8 +468,8 @@ async def test_engine_down(factory: ClientFactory) -> None:
 
 
 @pytest.mark.client_side
-async def test_bad_arguments(locks: LocksView) -> None:
-    """What cannot be right is refused before anything is built."""
+async def test_bad_arguments_are_refused(locks: LocksView) -> None:
+    """single_flight refuses bad arguments before it builds anything."""
     builder = Builder(locks)
     for bad in ({"ttl": 0}, {"ttl": 60, "stale": -1}, {"ttl": None}, {"ttl": 60, "error_for": -1}):
         with pytest.raises(InvalidArgument):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fencelock import ClientClosed, InvalidArgument, InvalidType, LeaseLost, LossReason, NotHeld, Snapshot
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import background, renewed
@@ -34,8 +34,8 @@ async def has(seen: list[Any], number: int) -> None:
 
 
 @pytest.mark.client_side
-async def test_watch_yields_the_current_state_and_every_change(factory: ClientFactory, locks: LocksView) -> None:
-    """The first state comes at once; a holder, a waiter and a release are seen within a second; `stop` ends it."""
+async def test_watch_yields_the_current_state_and_every_change(factory: MakeClient, locks: LocksView) -> None:
+    """`watch` yields the current state at once, and a new holder, waiter or release within a second; `stop` ends it."""
     other, stop, seen = factory.connect(owner="worker"), factory.stop_event(), list[Snapshot]()
     async with background(collect(locks.watch("x", stop), seen)) as (task,):
         await has(seen, 1)
@@ -60,8 +60,8 @@ async def test_watch_yields_the_current_state_and_every_change(factory: ClientFa
 
 
 @pytest.mark.client_side
-async def test_watch_with_stop_set_before(factory: ClientFactory, locks: LocksView) -> None:
-    """A watch whose `stop` is set already yields nothing."""
+async def test_watch_with_stop_set_yields_nothing(factory: MakeClient, locks: LocksView) -> None:
+    """A watch whose `stop` is already set yields nothing."""
     stop = factory.stop_event()
     stop.set()
     seen: list[Snapshot] = []
@@ -70,8 +70,8 @@ async def test_watch_with_stop_set_before(factory: ClientFactory, locks: LocksVi
 
 
 @pytest.mark.client_side
-async def test_close_ends_watches(factory: ClientFactory) -> None:
-    """Closing the client ends its watches; a new one on a closed client is refused."""
+async def test_close_ends_watches(factory: MakeClient) -> None:
+    """Closing the client ends its watches, and a watch on a closed client raises ClientClosed."""
     locks, seen = factory.connect(), list[Snapshot]()
     async with background(collect(locks.watch("x"), seen)) as (task,):
         await has(seen, 1)
@@ -83,10 +83,10 @@ async def test_close_ends_watches(factory: ClientFactory) -> None:
 
 
 @pytest.mark.client_side
-async def test_watch_goes_on_after_an_outage(
-    factory: ClientFactory, locks: LocksView, caplog: pytest.LogCaptureFixture
+async def test_watch_continues_after_an_outage(
+    factory: MakeClient, locks: LocksView, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An engine that cannot be reached is logged once; the watch goes on with the newest state, and that is logged."""
+    """A watch logs an unreachable engine once, and continues with the newest state, which is logged, too."""
     other, stop, seen = factory.connect(), factory.stop_event(), list[Snapshot]()
     faulty = Faulty.around(locks)
     with caplog.at_level(logging.INFO, logger="fencelock"):
@@ -104,8 +104,8 @@ async def test_watch_goes_on_after_an_outage(
 
 
 @pytest.mark.client_side
-async def test_watches_of_one_name_share_one_poll(factory: ClientFactory, locks: LocksView) -> None:
-    """Eight watches of a name ask the engine no more often than one, and all see each change."""
+async def test_watches_of_one_name_share_one_poll(factory: MakeClient, locks: LocksView) -> None:
+    """Eight watches of a name read the engine no more often than one, and all see each change."""
     other, stop = factory.connect(), factory.stop_event()
     faulty = Faulty.around(locks)
     seen: list[list[Snapshot]] = [[] for _ in range(8)]
@@ -127,7 +127,7 @@ async def test_watches_of_one_name_share_one_poll(factory: ClientFactory, locks:
 
 @pytest.mark.client_side
 async def test_watch_checks_its_arguments(locks: LocksView) -> None:
-    """A name that cannot be, and a `stop` that is no event, are refused at once."""
+    """`watch` refuses an invalid name and a `stop` that is no event, at once."""
     with pytest.raises(ValueError, match="name"):
         locks.watch("")
     with pytest.raises(InvalidType, match="stop"):
@@ -138,8 +138,8 @@ async def test_watch_checks_its_arguments(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_assert_held(factory: ClientFactory, locks: LocksView) -> None:
-    """It passes while this very client holds the name, however it was acquired, and raises NotHeld before and after."""
+async def test_assert_held_passes_only_while_this_client_holds_the_name(factory: MakeClient, locks: LocksView) -> None:
+    """`assert_held` passes while this client holds the name, however it acquired it, and raises NotHeld before and after."""
     other = factory.connect()
     with pytest.raises(NotHeld, match="does not hold 'x', and") as caught:
         locks.assert_held("x")
@@ -167,8 +167,8 @@ async def test_assert_held(factory: ClientFactory, locks: LocksView) -> None:
 
 @pytest.mark.client_side
 @pytest.mark.shared
-async def test_assert_held_by_a_reader(locks: LocksView) -> None:
-    """A reader holds it shared but not exclusively; a writer holds it both ways, until it is downgraded."""
+async def test_assert_held_depends_on_the_mode(locks: LocksView) -> None:
+    """A reader holds the name shared but not exclusively; a writer holds it both ways until it is downgraded."""
     async with locks.rwlock("x").read():
         locks.assert_held("x", "shared")
         for mode in ("exclusive", "permit"):
@@ -185,8 +185,8 @@ async def test_assert_held_by_a_reader(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 @pytest.mark.limit
-async def test_assert_held_with_a_permit(locks: LocksView) -> None:
-    """A permit is held as a permit, and not as anything else."""
+async def test_assert_held_of_a_permit(locks: LocksView) -> None:
+    """A permit counts as held in the mode of permits only."""
     async with locks.semaphore("x", 2):
         locks.assert_held("x", "permit")
         for mode in ("exclusive", "shared"):
@@ -202,7 +202,7 @@ async def test_assert_held_with_a_permit(locks: LocksView) -> None:
 
 @pytest.mark.client_side
 async def test_holder_that_stalls_loses_its_lease(locks: LocksView) -> None:
-    """Without progress the lease is lost, with that reason, at most stall_after + ttl after the last progress."""
+    """A holder that reports no progress loses its lease within stall_after + ttl, with the reason "stalled"."""
     loop = asyncio.get_running_loop()
     with pytest.raises(LeaseLost, match="progress") as caught:
         async with locks.lock("x", ttl=0.8, stall_after=0.6) as lease:
@@ -222,8 +222,8 @@ async def test_holder_that_stalls_loses_its_lease(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_progress_in_the_last_moment_resumes_renewals(locks: LocksView) -> None:
-    """A lease that is no longer renewed, but not lost yet, is renewed again after `progress()`."""
+async def test_late_progress_resumes_renewals(locks: LocksView) -> None:
+    """After `progress()` the client renews a lease again that it no longer renewed, if it is not lost yet."""
     async with locks.lock("x", ttl=1.8, stall_after=0.4) as lease:
         await asyncio.sleep(lease.ttl * 0.6)  # a renewal was due after a third of the ttl
         before = lease.remaining
@@ -234,8 +234,8 @@ async def test_progress_in_the_last_moment_resumes_renewals(locks: LocksView) ->
 
 
 @pytest.mark.client_side
-async def test_progress_without_stall_after(locks: LocksView) -> None:
-    """Without `stall_after`, `progress` does nothing, and the lease is renewed without it."""
+async def test_progress_without_stall_after_does_nothing(locks: LocksView) -> None:
+    """Without `stall_after` `progress` does nothing, and the lease is renewed without it."""
     async with locks.lock("x", ttl=0.9) as lease:
         lease.progress()
         await renewed(lease, 2)
@@ -243,7 +243,7 @@ async def test_progress_without_stall_after(locks: LocksView) -> None:
 
 
 @pytest.mark.client_side
-async def test_watch_ignores_other_names(locks: LocksView, factory: ClientFactory) -> None:
+async def test_watch_ignores_other_names(locks: LocksView, factory: MakeClient) -> None:
     """A watch returns snapshots of its own name only."""
     stop, seen = factory.stop_event(), list[Snapshot]()
     async with background(collect(locks.watch("x", stop), seen)) as (task,):

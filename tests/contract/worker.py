@@ -26,7 +26,7 @@ from tests.contract.ttl_scale import UNSCALED, TtlScale
 
 
 class WorkerFailed(Exception):
-    """What the worker was told to do raised an error there."""
+    """The source that the worker ran raised an error."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -147,7 +147,7 @@ def _straight(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _compiled(source: str) -> CodeType:
-    code: CodeType = compile(source, "<told>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code: CodeType = compile(source, "<request>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     return code
 
 
@@ -156,11 +156,11 @@ async def _serve(read: Callable[[], Any], namespace: dict[str, Any]) -> None:
         line = await read()
         if not line:
             return
-        told = json.loads(line)
-        namespace.update(told["values"])
+        request = json.loads(line)
+        namespace.update(request["values"])
         namespace["result"] = None
         try:
-            outcome = FunctionType(_compiled(told["do"]), namespace)()
+            outcome = FunctionType(_compiled(request["do"]), namespace)()
             if iscoroutine(outcome):
                 await outcome
             answer = {"result": namespace["result"]}

@@ -62,8 +62,8 @@ def test_blocking_and_asyncio_apis_agree(name: str) -> None:
             assert signature(value) == signature(twin), key
 
 
-def test_all_names_are_there() -> None:
-    """What `__all__` promises can be had, from both modules, and nothing else is public."""
+def test_all_lists_the_public_names() -> None:
+    """Every name in `__all__` exists in both modules, and no other name is public."""
     for name in fencelock.__all__:
         assert getattr(fencelock, name).__module__.startswith("fencelock."), name
     assert set(aio.__all__) <= set(fencelock.__all__)
@@ -74,7 +74,7 @@ def test_all_names_are_there() -> None:
 
 
 def test_public_names_have_docstrings() -> None:
-    """Every public class and function, and every public method of theirs, says what it does."""
+    """Every public class, function and method has a docstring."""
     for thing in {getattr(module, name) for module in (fencelock, aio) for name in module.__all__}:
         assert thing.__doc__, thing
         for key, value in inspect.getmembers(
@@ -84,8 +84,8 @@ def test_public_names_have_docstrings() -> None:
                 assert inspect.getdoc(value), f"{thing}.{key}"
 
 
-def test_modules_say_what_they_are_for() -> None:
-    """Every module has a docstring, and its public functions and classes have one, too."""
+def test_modules_have_docstrings() -> None:
+    """Every module has a docstring, and so have its public functions and classes."""
     assert MODULES
     for name in MODULES:
         spec = find_spec(name)
@@ -98,16 +98,16 @@ def test_modules_say_what_they_are_for() -> None:
                 assert ast.get_docstring(node), f"{name}.{node.name}"
 
 
-def test_examples_in_docstrings() -> None:
-    """The examples in docstrings run and give what they show."""
+def test_examples_in_docstrings_run() -> None:
+    """The examples in docstrings run and print what they show."""
     for name in ("fencelock", *MODULES):
         module = importlib.import_module(name)
         outcome = doctest.testmod(module, extraglobs={"asyncio": asyncio, "fencelock": fencelock})
         assert outcome.failed == 0, name
 
 
-def test_there_are_examples() -> None:
-    """Each public class and `connect` has an example, in both APIs."""
+def test_public_classes_have_examples() -> None:
+    """Every public class and `connect` has an example, in both APIs."""
     for half in (fencelock, aio):
         for name in aio.__all__:
             assert ">>>" in (getattr(half, name).__doc__ or ""), f"{half.__name__}.{name}"

@@ -61,15 +61,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], ids=["blocking", "asyncio"])
 @pytest.mark.parametrize("options", CONNECTS)
-def test_connect(connect: Callable[..., Any], options: dict[str, Any]) -> None:
-    """`connect` refuses what it cannot use."""
+def test_connect_refuses_bad_arguments(connect: Callable[..., Any], options: dict[str, Any]) -> None:
+    """`connect` refuses bad arguments."""
     with pytest.raises(InvalidArgument):
         connect(**{"url": "memory://arguments", **options})
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_client(case: str) -> None:
-    """So does every method of a client and of its locks, with the name of the lock if there is one."""
+def test_client_methods_refuse_bad_arguments(case: str) -> None:
+    """Every method of a client and of its locks refuses bad arguments, and the error names the lock."""
     with fencelock.connect("memory://arguments") as locks, pytest.raises(InvalidArgument) as caught:
         CALLS[case](locks)
     assert caught.value.name in (None, "x")
@@ -84,7 +84,7 @@ def test_client(case: str) -> None:
     asyncio.run(main())
 
 
-def test_arguments_of_lost_wait() -> None:
+def test_lost_wait_refuses_bad_timeouts() -> None:
     """`lease.lost.wait` checks its timeout as `acquire` does."""
     with fencelock.connect("memory://arguments") as locks, locks.lock("x") as lease:
         for bad in (-1, "5", math.nan):
@@ -92,8 +92,8 @@ def test_arguments_of_lost_wait() -> None:
                 lease.lost.wait(bad)  # type: ignore[arg-type]
 
 
-def test_fences_and_lock_free_tools() -> None:
-    """The rest of the library refuses bad arguments in the same way; a wrong type is a TypeError as well."""
+def test_fences_and_lock_free_tools_refuse_bad_arguments() -> None:
+    """Fences and lock-free tools refuse bad arguments in the same way; a wrong type is a TypeError, too."""
     fence: Any = sql.SqlFence()
     with sqlite3.connect(":memory:") as connection:
         with pytest.raises(InvalidArgument):
@@ -114,7 +114,7 @@ def test_fences_and_lock_free_tools() -> None:
 
 
 def test_no_bare_errors_in_the_source() -> None:
-    """Nothing that users call raises a bare ValueError or TypeError; pickle wants a TypeError from `__reduce__`."""
+    """No public function raises a bare ValueError or TypeError, except `__reduce__`: pickle expects a TypeError."""
     root = Path(fencelock.__file__).parent
     bare = re.compile(r"raise (ValueError|TypeError)\((?!.a fencelock (lease|group|lock|client) cannot be sent)")
     found = [

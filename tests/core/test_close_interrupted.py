@@ -28,7 +28,7 @@ CLOSING: list[Callable[..., Any]] = [
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_interrupted_at_any_step(tmp_path: Path) -> None:
+def test_close_interrupted_at_any_step_can_be_repeated(tmp_path: Path) -> None:
     """Wherever a close is interrupted, after the next one nothing is renewed any more, and no descriptor is open.
 
     What was held is released, too, unless it was that which was interrupted: then it runs out.

@@ -43,7 +43,7 @@ async def test_concurrent_callers_share_one_connect() -> None:
     assert len(connector.attempts) == 1
 
 
-async def test_failure_is_shared() -> None:
+async def test_failed_connect_is_shared() -> None:
     """Callers that waited for the shared connect get its error, without another attempt."""
     connector = Connector(0.01)
     errors = await asyncio.gather(*(connector.link() for _ in range(10)), return_exceptions=True)
@@ -53,7 +53,7 @@ async def test_failure_is_shared() -> None:
 
 
 async def test_connect_is_repeated_for_callers_with_more_time() -> None:
-    """If the first caller had less time than the others have left, one of them connects again for all."""
+    """If the first caller has less time than the others, one of them connects again for all."""
     connector = Connector(0.01)
     first, *others = await asyncio.gather(
         connector.link(1), *(connector.link(60) for _ in range(9)), return_exceptions=True
@@ -88,8 +88,8 @@ async def test_closed_port_says_what_to_check(scheme: str) -> None:
             await aio_locks.lock("x", timeout=0).acquire()
 
 
-def test_hint_for_an_unknown_host() -> None:
-    """An unknown host gets the hint as well; a server that replied does not."""
+def test_unknown_host_gets_the_same_hint() -> None:
+    """The error for an unknown host has the same hint; the error of a server that replied has none."""
     for words in ("[Errno -2] Name or service not known", "[Errno -3] Temporary failure in name resolution"):
         assert unreachable_hint(words) == "; is the server running there? Check host and port in the URL"
     for words in ("Is the server running on that host? Connection refused", "WRONGPASS", "[Errno 104] reset by peer"):

@@ -30,11 +30,11 @@ class FakeSession(DedicatedSession):
         self.alive = alive
 
     def is_silent(self) -> bool:
-        """Return what we were told."""
+        """Return the given answer."""
         return self.silent
 
     def lives(self) -> bool:
-        """Return what we were told."""
+        """Return the given answer."""
         return self.alive
 
 
@@ -46,7 +46,7 @@ class FakeSessions(DedicatedSessions[FakeSession]):
         self.pop(session.claim.id, None)
 
     async def look_up(self, sessions: Sequence[FakeSession], deadline: Deadline) -> list[bool]:
-        """Return what we were told."""
+        """Return the given answer."""
         return [session.alive for session in sessions]
 
 
@@ -77,7 +77,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-async def test_cancelled_at_the_moment_of_the_handover() -> None:
+async def test_caller_cancelled_as_it_gets_the_session_passes_it_on() -> None:
     """A caller that is cancelled as it gets the session passes it on to the next caller."""
     session = FakeSession(AsyncioRuntime())
     assert session.try_take()
@@ -91,8 +91,8 @@ async def test_cancelled_at_the_moment_of_the_handover() -> None:
     assert await session.take(0)
 
 
-def test_one_at_a_time() -> None:
-    """However many threads want it, one has the turn at a time, and everybody gets it."""
+def test_one_thread_at_a_time_uses_the_session() -> None:
+    """However many threads want the session, one uses it at a time, and every thread gets it."""
     session = FakeSession(BlockingRuntime())
     inside = 0
     seen: list[int] = []
@@ -115,7 +115,7 @@ def test_one_at_a_time() -> None:
 
 
 def test_caller_times_out_waiting_for_the_session() -> None:
-    """A caller that waits for the session in vain gets its error, at once if it has no time."""
+    """A caller that does not get the session in time gets its error, at once if it has no time."""
     session = FakeSession(BlockingRuntime())
     assert session.try_take()
     assert run_sync(session.take(-1)) is False
@@ -125,8 +125,8 @@ def test_caller_times_out_waiting_for_the_session() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # who is interrupted awaits nothing
-def test_interrupted_at_any_step_of_waiting() -> None:
-    """Wherever somebody is interrupted who waits for its turn, the next gets it when it is given back."""
+def test_caller_interrupted_while_it_waits_blocks_no_other() -> None:
+    """When a waiting caller is interrupted at any step, the next caller still gets the session."""
     for step in count(1):
         session = FakeSession(BlockingRuntime())
         assert session.try_take()
@@ -140,8 +140,8 @@ def test_interrupted_at_any_step_of_waiting() -> None:
     assert step > 20
 
 
-def test_signal_handler_at_any_step() -> None:
-    """A handler that takes and gives back the turn, in the middle of others who do, neither hangs nor harms them."""
+def test_signal_handler_may_use_the_session_at_any_step() -> None:
+    """A signal handler may use the session while its thread acquires or releases it; neither hangs."""
 
     def pair(session: DedicatedSession) -> None:
         if session.try_take():
@@ -156,7 +156,7 @@ def test_signal_handler_at_any_step() -> None:
 
 
 def test_ended_sessions_are_removed() -> None:
-    """Sessions that have ended are removed, unless a caller uses them; the next removal waits until there are many more."""
+    """Ended sessions that no caller uses are removed; the next removal waits until there are many more."""
     runtime = BlockingRuntime()
     sessions = FakeSessions(BlockingRuntime())
     alive, ended, waiting, at_work = (
@@ -176,8 +176,8 @@ def test_ended_sessions_are_removed() -> None:
     assert alive.try_take(), "it was given back"
 
 
-def test_session_that_is_no_longer_the_claims() -> None:
-    """The turn is not had on a session whose session may be somebody else's by now."""
+def test_session_is_taken_only_if_registered_and_free() -> None:
+    """A caller does not get a session that is no longer registered for its claim, or that another caller uses."""
     sessions = FakeSessions(BlockingRuntime())
     session = FakeSession(BlockingRuntime())
     assert not sessions.try_take(session)

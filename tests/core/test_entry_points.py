@@ -32,13 +32,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_engine_of_another_package() -> None:
-    """A scheme that another package has registered under `fencelock.engines` opens its engine."""
+def test_entry_point_opens_the_engine_of_another_package() -> None:
+    """A scheme that another package registered under `fencelock.engines` opens its engine."""
     with fencelock.connect("elsewhere://name") as locks, locks.lock("x") as lease:
         assert lease.token > 0
 
 
-def test_unknown_scheme_is_refused_without_it() -> None:
-    """The same URL names no engine if the package is not installed."""
+def test_scheme_without_its_package_is_refused() -> None:
+    """The same URL is refused if the package is not installed."""
     with pytest.raises(fencelock.FencelockError, match="elsewhere"):
         fencelock.connect("elsewhere://name")

@@ -46,8 +46,8 @@ def named(kind: Any, message: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_error(kind: Any) -> None:
-    """An error is a FencelockError and its builtin kin, says its message, and carries the name."""
+def test_error_has_message_name_and_builtin_base(kind: Any) -> None:
+    """Each error is a FencelockError and a builtin error, and has its message and the lock's name."""
     error = kind("what happened, and what to do next", "order:42")
     assert isinstance(error, FencelockError)
     assert isinstance(error, BUILTINS.get(kind.__name__, ConnectionError))
@@ -59,7 +59,7 @@ def test_error(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_error_survives_a_pickle(kind: Any) -> None:
-    """Errors travel between processes with message, name and reason."""
+    """A pickled error keeps its message, name and reason."""
     error = kind("message", "order:42")
     if kind is fencelock.LeaseLost:
         error = kind("message", "order:42", fencelock.LossReason.EXPIRED)
@@ -71,7 +71,7 @@ def test_error_survives_a_pickle(kind: Any) -> None:
 
 
 def test_all_errors_are_listed() -> None:
-    """No public error is missing from these tests."""
+    """The table of these tests has every public error."""
     public = {name for name in fencelock.__all__ if _is_error(getattr(fencelock, name))}
     assert public == set(BUILTINS)
 
@@ -80,8 +80,8 @@ def _is_error(thing: Any) -> bool:
     return isinstance(thing, type) and issubclass(thing, BaseException)
 
 
-def test_missing_dependency(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """An engine whose driver is not installed says which extra brings it, and its password stays hidden."""
+def test_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """An engine whose driver is not installed names the extra to install, and hides the password of the URL."""
     (tmp_path / "engine_without_driver.py").write_text("import a_driver_that_nobody_has\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(urls.ENGINES, "nodriver", urls.EngineModule("engine_without_driver", "the-extra"))
@@ -95,7 +95,7 @@ def test_missing_dependency(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
 
 
 def test_broken_engine_is_not_a_missing_dependency(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """An engine without a driver that cannot be imported is a bug, and shown as one."""
+    """An ImportError inside an engine that needs no driver comes out as it is, not as MissingDependency."""
     (tmp_path / "engine_that_is_broken.py").write_text("import a_module_that_nobody_has\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(urls.ENGINES, "broken", urls.EngineModule("engine_that_is_broken"))
@@ -131,6 +131,6 @@ def test_broken_engine_is_not_a_missing_dependency(monkeypatch: pytest.MonkeyPat
         ("", ""),
     ],
 )
-def test_redact(url: str, shown: str) -> None:
-    """Passwords are hidden in every shape of URL; the rest is shown as it is."""
+def test_redact_hides_passwords(url: str, shown: str) -> None:
+    """`redact` hides the password in every form of URL, and shows the rest unchanged."""
     assert urls.redact(url) == shown

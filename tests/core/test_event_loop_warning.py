@@ -13,7 +13,7 @@ from fencelock.runtime import blocking
 def test_blocking_api_in_an_event_loop_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning names fencelock.aio; outside an event loop there is none."""
+    """The blocking API in an event loop warns once and names fencelock.aio; elsewhere it does not warn."""
     monkeypatch.setattr(blocking, "_warned", False)
 
     def use() -> None:

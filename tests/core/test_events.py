@@ -37,8 +37,8 @@ def waits_undisturbed(event: Any, step: int) -> bool:
     raise AssertionError("it suspended")
 
 
-def test_interrupted_at_any_step() -> None:
-    """Wherever a wait is interrupted, set() does not hang, and the next waiter is woken."""
+def test_interrupted_wait_blocks_no_other_waiter() -> None:
+    """When a wait is interrupted at any step, set() does not hang, and the next waiter is woken."""
     for step in count(1):
         event = BlockingRuntime().event()
         over = waits_undisturbed(event, step)
@@ -52,8 +52,8 @@ def test_interrupted_at_any_step() -> None:
     assert step > 20
 
 
-def test_wakes_all_who_wait() -> None:
-    """Everybody who waits is woken; who comes later need not wait."""
+def test_set_wakes_all_waiters() -> None:
+    """set() wakes all waiters, and later waiters return at once."""
     event = BlockingRuntime().event()
     woken: list[bool] = []
     threads = [threading.Thread(target=lambda: woken.append(run_sync(event.wait(60)))) for _ in range(5)]

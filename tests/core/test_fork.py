@@ -46,15 +46,15 @@ def clients_come_and_go() -> Iterator[None]:
             thread.join()
 
 
-def test_fork_while_clients_are_made() -> None:
-    """Every lease is lost in the child, also if another thread makes a client in the middle of the fork."""
+def test_forked_child_loses_leases_of_clients_made_during_the_fork() -> None:
+    """Every lease is lost in the child, even if another thread makes a client during the fork."""
     with fencelock.connect("memory://fork") as locks, locks.lock("x") as lease, clients_come_and_go():
         for _ in range(40):
             assert in_child(lambda: lease.lost.is_set() and lease.reason is fencelock.LossReason.FORKED)
         assert not lease.lost.is_set()
 
 
-def test_fork_in_the_middle_of_a_fork() -> None:
+def test_signal_handler_may_fork_during_a_fork() -> None:
     """A signal handler may fork while its thread is about to fork."""
     inner: list[bool] = []
 

@@ -10,8 +10,8 @@ import fencelock
 from fencelock import aio
 
 
-def test_left_when_the_loop_is_closed() -> None:
-    """Tasks that share a lease, and are ended after their loop was closed, give it back."""
+def test_tasks_that_end_after_their_loop_release_the_shared_lease() -> None:
+    """Tasks that share a lease, and end after their event loop was closed, release it."""
 
     async def stay(lease: aio.Lease) -> None:
         async with lease:

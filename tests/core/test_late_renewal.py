@@ -13,8 +13,8 @@ from fencelock.model import Grant, Renewal
 
 
 @pytest.mark.parametrize("answer", Renewal)
-def test_answer_after_the_deadline(monkeypatch: pytest.MonkeyPatch, answer: Renewal) -> None:
-    """Whatever the engine says then, it was our own clock that ended the lease: engines end a session with its last one."""
+def test_reply_after_the_deadline_expires_the_lease(monkeypatch: pytest.MonkeyPatch, answer: Renewal) -> None:
+    """Whatever a renewal replies after the deadline, the lease is lost as expired by the client's clock."""
 
     async def main() -> None:
         async with aio.connect("memory://late-renewal") as locks:

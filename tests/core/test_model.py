@@ -9,14 +9,11 @@ import pytest
 
 from fencelock.core.clock import Deadline, boot_id, boottime, wall_us
 from fencelock.model import (
-    Admitted,
-    Blocked,
     Claim,
     Grant,
     Mode,
-    Until,
-    admit,
     advance_queue,
+    blockers,
     clock_margin,
     new_id,
 )
@@ -33,49 +30,49 @@ def queue(*kinds: Claim) -> list[Claim]:
     return [kind.with_new_id() for kind in kinds]
 
 
-def test_first_is_admitted() -> None:
-    """A claim that is alone, or first, may hold the name."""
+def test_first_claim_is_admitted() -> None:
+    """A claim that is alone or first is admitted."""
     for kind in (WRITER, READER, permit(1)):
         (me,) = queue(kind)
-        assert isinstance(admit([], me), Admitted)
-        assert isinstance(admit([me, *queue(WRITER, READER)], me), Admitted)
+        assert not blockers([], me)
+        assert not blockers([me, *queue(WRITER, READER)], me)
 
 
-def test_writer_waits_for_the_one_ahead() -> None:
-    """An exclusive claim watches only the one before it: one departure wakes one waiter."""
+def test_writer_watches_the_claim_ahead() -> None:
+    """A blocked exclusive claim watches only the claim before it, so that one departure wakes one waiter."""
     a, b, c = queue(WRITER, WRITER, WRITER)
-    assert admit([a, b, c], c) == Blocked((b.id,), Until.ALL)
+    assert blockers([a, b, c], c) == (b.id,)
 
 
-def test_reader_waits_for_the_last_writer() -> None:
+def test_reader_watches_the_last_writer_ahead() -> None:
     """A reader passes other readers, but no writer that came before it."""
     r1, r2, w, r3, r4 = queue(READER, READER, WRITER, READER, READER)
     line = [r1, r2, w, r3, r4]
-    assert isinstance(admit(line, r2), Admitted)
-    assert admit(line, w) == Blocked((r2.id,), Until.ALL)
-    assert admit(line, r3) == Blocked((w.id,), Until.ALL)
-    assert admit(line, r4) == Blocked((w.id,), Until.ALL)
+    assert not blockers(line, r2)
+    assert blockers(line, w) == (r2.id,)
+    assert blockers(line, r3) == (w.id,)
+    assert blockers(line, r4) == (w.id,)
 
 
-def test_permit_waits_for_any_holder() -> None:
-    """Any departure ahead wakes a permit that waits."""
+def test_permit_watches_all_claims_ahead() -> None:
+    """A blocked permit watches all claims ahead of it."""
     line = queue(*[permit(2)] * 4)
-    assert isinstance(admit(line, line[1]), Admitted)
-    assert admit(line, line[2]) == Blocked((line[0].id, line[1].id), Until.ANY)
-    assert admit(line, line[3]) == Blocked((line[0].id, line[1].id, line[2].id), Until.ANY)
+    assert not blockers(line, line[1])
+    assert blockers(line, line[2]) == (line[0].id, line[1].id)
+    assert blockers(line, line[3]) == (line[0].id, line[1].id, line[2].id)
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2, 3])
 def test_admission_on_all_small_queues(limit: int | None) -> None:
-    """On all queues of up to six: never a writer with anybody, never more permits than the limit, nobody overtaken."""
+    """On all queues of up to six claims a writer is alone, permits stay within their limit, and nobody is overtaken."""
     shared = READER if limit is None else permit(limit)
     for length in range(1, 7):
         for kinds in itertools.product((WRITER, shared), repeat=length):
             line = queue(*kinds)
-            admitted = [isinstance(admit(line, me), Admitted) for me in line]
+            admitted = [not blockers(line, me) for me in line]
             inside = [me for me, yes in zip(line, admitted, strict=True) if yes]
             assert admitted[0]
-            assert admitted == sorted(admitted, reverse=True), "somebody overtook"
+            assert admitted == sorted(admitted, reverse=True), "a claim was overtaken"
             assert len(inside) == 1 or all(me.shared for me in inside)
             assert limit is None or len(inside) <= max(limit, 1)
             if len(inside) < length:
@@ -84,17 +81,13 @@ def test_admission_on_all_small_queues(limit: int | None) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2])
-def test_blocked_by_somebody_ahead(limit: int | None) -> None:
-    """Whom a blocked claim has to watch stands before it, and once they are gone it is worth asking again."""
+def test_blockers_stand_ahead_of_the_claim(limit: int | None) -> None:
+    """The claims that a blocked claim watches stand before it in the queue."""
     shared = READER if limit is None else permit(limit)
     for kinds in itertools.product((WRITER, shared), repeat=5):
         line = queue(*kinds)
         for place, me in enumerate(line):
-            answer = admit(line, me)
-            if isinstance(answer, Blocked):
-                ahead = [other.id for other in line[:place]]
-                assert answer.by
-                assert set(answer.by) <= set(ahead)
+            assert set(blockers(line, me)) <= {other.id for other in line[:place]}
 
 
 @dataclass
@@ -111,26 +104,26 @@ def entry(kind: Claim, token: int | None = None, expires: float = 100) -> Entry:
 
 
 def test_advance_queue_removes_expired_and_admits_next() -> None:
-    """Expired claims are removed, the next are admitted, and the first blocked claim is returned with its timer."""
+    """advance_queue removes expired claims, admits the next ones, and returns the first blocked claim with its timer."""
     dead, alive, waits = entry(WRITER, 1, expires=10), entry(WRITER), entry(WRITER)
     settled = advance_queue([dead, alive, waits], 50)
-    assert (settled.dead, settled.admitted, settled.first) == ([dead], [alive], waits)
+    assert (settled.expired, settled.admitted, settled.first_blocked) == ([dead], [alive], waits)
     assert settled.holders_end is None
     holder = entry(READER, 3, expires=70)
     settled = advance_queue([entry(READER, 2, expires=80), holder, waits], 50)
-    assert settled.first is waits
+    assert settled.first_blocked is waits
     assert settled.holders_end == 70
 
 
-def test_settle_counts_the_moment_of_expiry_as_over() -> None:
-    """At its very expiry a claim is over."""
+def test_advance_queue_removes_a_claim_at_its_expiry() -> None:
+    """A claim is expired at its exact time of expiry."""
     last = entry(WRITER, 1, expires=50)
-    assert advance_queue([last], 50).dead == [last]
-    assert advance_queue([last], 49.999).dead == []
+    assert advance_queue([last], 50).expired == [last]
+    assert advance_queue([last], 49.999).expired == []
 
 
-def test_settle_stops_at_the_first_that_stays_blocked() -> None:
-    """A long queue is not read to its end."""
+def test_advance_queue_stops_at_the_first_blocked_claim() -> None:
+    """advance_queue does not read a long queue beyond the first blocked claim."""
 
     def lines() -> object:
         yield entry(WRITER, 1)
@@ -140,18 +133,18 @@ def test_settle_stops_at_the_first_that_stays_blocked() -> None:
     assert advance_queue(lines(), 0).admitted == []  # type: ignore[arg-type]
 
 
-def test_nobody_overtakes_a_permit_that_waits() -> None:
-    """With different limits on one name, a larger limit or a reader does not pass a smaller limit that waits."""
+def test_nobody_overtakes_a_waiting_permit() -> None:
+    """With different limits on one name, neither a larger limit nor a reader overtakes a waiting claim with a smaller one."""
     holding, small, large, reader = queue(permit(3), permit(1), permit(5), READER)
     line = [holding, small, large, reader]
-    assert isinstance(admit(line, small), Blocked)
-    assert admit(line, large) == Blocked((holding.id, small.id), Until.ANY)
-    assert admit(line, reader) == Blocked((holding.id, small.id, large.id), Until.ANY)
-    assert isinstance(admit([small, large, reader], reader), Admitted)
+    assert blockers(line, small)
+    assert blockers(line, large) == (holding.id, small.id)
+    assert blockers(line, reader) == (holding.id, small.id, large.id)
+    assert not blockers([small, large, reader], reader)
 
 
-def test_deadline_is_before_the_engines() -> None:
-    """A holder stops before the engine lets others in: by 1 % of the ttl and 2 ms."""
+def test_deadline_is_before_the_end_on_the_engine() -> None:
+    """The holder's deadline is 1 % of the ttl and 2 ms before the end of the claim on the engine."""
     for ttl in (0.1, 1, 30, 86400):
         grant = Grant(Claim("n", ttl), 1, since=1000.0)
         assert grant.deadline == pytest.approx(1000 + ttl * 0.99 - 0.002)
@@ -159,22 +152,22 @@ def test_deadline_is_before_the_engines() -> None:
 
 
 def test_ids_are_random() -> None:
-    """Ids have 128 bits and differ."""
+    """Claim ids have 128 bits and differ."""
     ids = {new_id() for _ in range(1000)}
     assert len(ids) == 1000
     assert all(len(id) == 32 for id in ids)
 
 
-def test_clock() -> None:
-    """The client's clock does not go back; the boot id is steady; the wall clock is in µs."""
+def test_clock_does_not_go_back() -> None:
+    """The client's clock does not go back; the boot id is constant; the wall clock is in µs."""
     times = [boottime() for _ in range(1000)]
     assert times == sorted(times)
     assert boot_id() == boot_id() != ""
     assert 1.6e15 < wall_us() < 2**53
 
 
-def test_deadline() -> None:
-    """A deadline knows what is left, never less than nothing, and None is never."""
+def test_deadline_returns_the_remaining_time() -> None:
+    """A deadline returns the remaining time, at least 0; a deadline of None never passes."""
     now = [10.0]
     deadline = Deadline(lambda: now[0], 5)
     assert (deadline.at_most(3), deadline.at_most(9), deadline.passed) == (3, 5, False)

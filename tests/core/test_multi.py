@@ -14,8 +14,8 @@ from tests.contract.runtimes import connect, direct
 from tests.contract.steps import waiting
 
 
-async def test_cancelled_group_on_an_engine_that_hangs() -> None:
-    """A cancelled group waits once for its clean-up, and not for one name after the other."""
+async def test_cancelled_group_waits_once_for_a_hung_engine() -> None:
+    """A cancelled group waits once for its clean-up on a hung engine, not once for each name."""
     locks = connect("aio", direct, "memory://multi-hangs")
     async with locks, aio.connect("memory://multi-hangs") as other, other.lock("z"):
         faulty = Faulty.around(locks)

@@ -15,16 +15,16 @@ from fencelock.core.renewer import LeaseRef, LeaseRenewer
 
 @pytest.mark.parametrize("faster", [False, True])
 def test_lease_dropped_while_the_renewer_checks_it(monkeypatch: pytest.MonkeyPatch, faster: bool) -> None:
-    """The user is notified once, by the renewer or by the garbage collector, and close() releases the lock."""
-    told = LeaseRenewer._dropped
+    """A lease that is dropped while the renewer checks it is reported once, and close() releases the lock."""
+    original = LeaseRenewer._on_garbage
 
     def dropped(renewer: LeaseRenewer, kept: weakref.ref[BaseLease]) -> None:
         if faster:
             assert renewer._look() == ([], [], [])
-        told(renewer, kept)
+        original(renewer, kept)
         assert renewer._look() == ([], [], [])
 
-    monkeypatch.setattr(LeaseRenewer, "_dropped", dropped)
+    monkeypatch.setattr(LeaseRenewer, "_on_garbage", dropped)
     with fencelock.connect("memory://dropped") as others:
         with fencelock.connect("memory://dropped") as locks:
             lease = locks.lock("x").acquire()
@@ -39,7 +39,7 @@ class Overtaken(dict[str, LeaseRef]):
     """The leases that a renewer iterates over; they change as soon as it has begun."""
 
     def items(self) -> Any:
-        """Copy, and have somebody release what is there."""
+        """Return a copy, and call `meanwhile` before the renewer iterates over it."""
         copy = list(super().items())
         self.meanwhile()
         return copy

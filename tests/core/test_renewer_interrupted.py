@@ -35,8 +35,8 @@ def acquire(locks: fencelock.Locks, step: int) -> fencelock.Lease | None:
 
 @pytest.mark.filterwarnings("ignore:the lease on .x. .* was dropped:ResourceWarning")
 @pytest.mark.filterwarnings("ignore:coroutine 'LeaseRenewer._run' was never awaited:RuntimeWarning")
-def test_interrupted_at_any_step() -> None:
-    """Wherever the start of a renewer is interrupted, KeyboardInterrupt is raised, and the next lease is renewed."""
+def test_renewer_start_interrupted_at_any_step() -> None:
+    """When the start of a renewer is interrupted at any step, KeyboardInterrupt comes out, and the next lease is renewed."""
     kept: list[tuple[int, fencelock.Lease, float]] = []
     clients: list[fencelock.Locks] = []
     for step in count(1):

@@ -33,7 +33,9 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("redlock://a,,b", "takes the addresses of its nodes"),
         ("redlock://a:1,b:1,a:1", "names a:1 twice"),
         ("redis://h:port", "the port must be a number"),
-        ("redis://h?nosuch=1", "nosuch"),
+        ("redis://h?nosuch=1", "there is no option 'nosuch'; the options are redis-py's, such as db, socket_timeout"),
+        ("redis+sentinel://h/s?nosuch=1", "there is no option 'nosuch'"),
+        ("redlock://a,b,c?nosuch=1", "there is no option 'nosuch'"),
         ("redis+sentinel://h", "redis+sentinel://host:port,host:port/service/db"),
         ("etcd://h:port", "an etcd URL is etcd://"),
         ("zookeeper://", "names no host"),
@@ -60,14 +62,14 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
 )
 @CONNECT
 def test_refused_url_error_suggests_the_fix(connect: Callable[[str], object], url: str, message: str) -> None:
-    """A URL without an engine or a file is refused when the client is made; the error says what was probably meant."""
+    """A URL without an engine or a file is refused when the client is made, and the error suggests a fix."""
     with pytest.raises(InvalidURL) as caught:
         connect(url)
     assert message in str(caught.value)
 
 
-def test_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong with a URL from the environment is said of the variable, and only then."""
+def test_error_of_a_url_from_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in a URL names $FENCELOCK_URL only if the URL came from there."""
     for url in ("sqllite:x.db", "mysql://h", "sqlite::memory:", "memory://a/b", "x.db"):
         monkeypatch.setenv("FENCELOCK_URL", url)
         with pytest.raises(InvalidURL, match=r"^\$FENCELOCK_URL: ") as caught:
@@ -79,8 +81,8 @@ def test_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("empty", ["", " "])
-def test_empty_variable(monkeypatch: pytest.MonkeyPatch, empty: str) -> None:
-    """A variable that is set to nothing was meant to name a server: it is not taken for the default, which is local."""
+def test_empty_variable_is_refused(monkeypatch: pytest.MonkeyPatch, empty: str) -> None:
+    """An empty $FENCELOCK_URL is refused instead of meaning the local default."""
     monkeypatch.setenv("FENCELOCK_URL", empty)
     for connect in (fencelock.connect, fencelock.aio.connect):
         with pytest.raises(InvalidURL, match=r"^\$FENCELOCK_URL is empty"):
@@ -92,7 +94,7 @@ def test_empty_variable(monkeypatch: pytest.MonkeyPatch, empty: str) -> None:
 )
 @pytest.mark.parametrize("rest", ["me:s3cr3t@h/x", ":s3cr3t@h", "h/x?password=s3cr3t", "password=s3cr3t"])
 def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, prefix: str, rest: str) -> None:
-    """No message about a URL has its password, whatever else is wrong with it."""
+    """No error about a URL shows its password."""
     url = prefix + rest
     monkeypatch.setenv("FENCELOCK_URL", url)
     for given in (url, None):
@@ -104,7 +106,7 @@ def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch, prefix: str, r
 
 
 def test_schemes_ignore_case(tmp_path: Path) -> None:
-    """A scheme may be written in capitals, as in any URL."""
+    """The scheme of a URL may be written in capitals."""
     with fencelock.connect(f"SQLite:///{tmp_path}/locks.db") as locks, locks.lock("x"):
         assert locks.traits.engine == "sqlite"
     with (
@@ -115,8 +117,8 @@ def test_schemes_ignore_case(tmp_path: Path) -> None:
         assert list(other.names()) == ["x"]
 
 
-def test_default_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """When the default folder cannot be made, the first use says so, and what to do instead."""
+def test_default_folder_that_cannot_be_made_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If the default folder cannot be made, the first use raises an error that says what to do."""
     (tmp_path / "file").touch()
     monkeypatch.delenv("FENCELOCK_URL", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
@@ -125,7 +127,7 @@ def test_default_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_given_folder_is_not_made(tmp_path: Path) -> None:
-    """Only the default folder is made: a path that was given may have a slip in it."""
+    """The folder of a given path is not made: the path may be misspelt."""
     with (
         fencelock.connect(f"sqlite:///{tmp_path}/new/locks.db") as locks,
         pytest.raises(EngineUnavailable, match="create"),
@@ -134,8 +136,8 @@ def test_given_folder_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_relative_state_folder_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative $XDG_STATE_HOME is ignored, as its standard says."""
+def test_relative_state_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative $XDG_STATE_HOME is ignored, as its specification requires."""
     monkeypatch.delenv("FENCELOCK_URL", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     monkeypatch.setenv("HOME", "/home/me")

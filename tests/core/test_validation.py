@@ -18,7 +18,7 @@ NARROW = Traits(engine="narrow", guarantee=TokenGuarantee.CLOCKED, fair=False, l
 
 
 def test_traits_narrow_the_ttl() -> None:
-    """An engine with a narrower range refuses with its own numbers."""
+    """An engine with a narrower range of ttls refuses others, and the error names its range."""
     assert check_ttl(2, NARROW) == 2.0
     assert check_ttl(60.0, NARROW) == 60.0
     for ttl in (1.99, 60.01):
@@ -31,7 +31,7 @@ def test_traits_narrow_the_ttl() -> None:
 def test_ttl_above_one_hour_logs_one_warning(
     connect: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A ttl that was probably meant in milliseconds is logged once, with the lock's name if it has one."""
+    """A ttl that was probably meant in milliseconds is logged once, with the lock's name if there is one."""
     monkeypatch.setattr(validation, "_warned_long_ttl", False)
     connect("memory://long-ttl", ttl=3600).lock("x", ttl=3600)
     assert caplog.records == []
@@ -62,8 +62,8 @@ def test_timeout_above_one_hour_logs_one_warning(
     assert warning.getMessage().startswith("'x': timeout is in seconds: 30000 is 8.3 hours")
 
 
-def test_name_is_returned_as_it_is() -> None:
-    """A good name is the very same string afterwards: no copy, no normal form."""
+def test_name_is_returned_unchanged() -> None:
+    """A valid name is returned as the same string."""
     for name in ("x", "e\u0301", "é", " x ", "X" * 1024):
         assert check_name(name) is name
 
@@ -71,16 +71,16 @@ def test_name_is_returned_as_it_is() -> None:
 @pytest.mark.parametrize(("name", "why"), [
     ("", "empty"), ("a\x00", "U\\+0000"), ("a\x85", "U\\+0085"), ("é" * 513, "1026"), ("\ud800", "surrogate"), (3, "int"),
 ])  # fmt: skip
-def test_bad_name_says_why(name: Any, why: str) -> None:
-    """The error says what is wrong, and with what."""
+def test_bad_name_error_says_why(name: Any, why: str) -> None:
+    """The error for a bad name says what is wrong with it."""
     with pytest.raises(InvalidName, match=why):
         check_name(name, "a thing")
     with pytest.raises(InvalidName, match="a thing"):
         check_name(name, "a thing")
 
 
-def test_seconds() -> None:
-    """Durations: None and what is as good as infinite have no end."""
+def test_check_seconds() -> None:
+    """check_seconds returns a number of seconds, or None for None and infinite ones, and refuses all else."""
     assert check_seconds(None, "t", "x", zero=True) is None
     assert check_seconds(float("inf"), "t", "x", zero=True) is None
     assert check_seconds(10**400, "t", "x", zero=True) is None
@@ -94,8 +94,8 @@ def test_seconds() -> None:
 
 
 @pytest.mark.parametrize("guarantee", TokenGuarantee)
-def test_purpose(guarantee: TokenGuarantee) -> None:
-    """Correctness takes consensus and durable tokens and refuses quorum, clocked and memory."""
+def test_check_purpose(guarantee: TokenGuarantee) -> None:
+    """purpose="correctness" accepts consensus and durable tokens, and refuses quorum, clocked and memory ones."""
     traits = Traits(engine="some", guarantee=guarantee, fair=True, loss_pushed=True)
     check_purpose("efficiency", traits, "x")
     if guarantee in (TokenGuarantee.CONSENSUS, TokenGuarantee.DURABLE):

@@ -9,15 +9,15 @@ from fencelock.runtime.asyncio import AsyncioRuntime
 from fencelock.runtime.blocking_wakeup import SocketWakeup
 
 
-def test_flood_in_a_thread() -> None:
-    """A waiter takes in some rings and goes on."""
+def test_flood_of_wakeups_does_not_block_a_thread() -> None:
+    """A thread that waits reads a bounded number of wake-ups and continues."""
     flooded = SimpleNamespace(recv=lambda size: b"x" * size)
     wakeup = SocketWakeup(flooded, "name", SocketWakeup.destroy)  # type: ignore[arg-type]
     assert wakeup.drain()
 
 
-def test_flood_in_a_loop() -> None:
-    """An event loop takes in some rings and goes on."""
+def test_flood_of_wakeups_does_not_block_a_loop() -> None:
+    """An event loop reads a bounded number of wake-ups and continues."""
 
     async def main() -> None:
         runtime = AsyncioRuntime()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from fencelock.runtime.blocking import run_sync
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import RUNTIMES, LocksView
 from tests.engines.redis_server import connections, tell
 from tests.servers.redis import Redis, RedisTls
@@ -24,11 +24,11 @@ class Clients:
 
     def __init__(self, runtime_name: str) -> None:
         self.runtime_name = runtime_name
-        self._factories: list[ClientFactory] = []
+        self._factories: list[MakeClient] = []
 
-    def on(self, url: str) -> ClientFactory:
+    def on(self, url: str) -> MakeClient:
         """Return a factory for clients, engines and workers of this URL."""
-        self._factories.append(ClientFactory(url, self.runtime_name))
+        self._factories.append(MakeClient(url, self.runtime_name))
         return self._factories[-1]
 
     def connect(self, url: str, **options: Any) -> LocksView:

@@ -133,7 +133,7 @@ async def test_key_that_another_claim_has_is_left_alone(etcd1: Etcd, url: str, c
     claim = Claim("x", 30)
     later = await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(later, Waiting)
-    assert set(claims(etcd1, url)) == {old, later.engine_state.own.key.decode()}
+    assert set(claims(etcd1, url)) == {old, later.engine_state.key.decode()}
     await engine.abandon(claim)
     assert claims(etcd1, url) == [old]
     assert await engine.release(grant) is False, "it was created later than the claim that was released"
@@ -181,7 +181,7 @@ async def test_slot_that_is_used_again_at_once(
     assert isinstance(outcome, Waiting)
     found = engine._claims.get(other.id)
     assert found is not None
-    assert found is outcome.engine_state.own
+    assert found is outcome.engine_state
     assert isinstance(await engine.attempt(third, enqueue=True, deadline=NO_DEADLINE), Waiting)
     assert await engine.release(holder) is True
     grant = await engine.wait(outcome, 5)

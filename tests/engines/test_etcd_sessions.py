@@ -20,7 +20,7 @@ from fencelock.engines.etcd.removal import Removal
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, LossReason, Renewal
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import client_of, core_of
 from tests.contract.steps import background, is_free, take, waiting
 from tests.engines.conftest import Clients
@@ -44,7 +44,7 @@ def prefix_of(url: str) -> str:
 async def test_ten_thousand_held_locks_need_one_keep_alive(own_etcd: Callable[..., Etcd]) -> None:
     """However many locks are held, all of one ttl are kept by one session and one keep-alive."""
     server = own_etcd()
-    factory = ClientFactory(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
+    factory = MakeClient(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
     locks = factory.connect()
     held = []
     for start in range(0, 10_000, 500):
@@ -194,7 +194,7 @@ async def test_cut_connection_is_lost_before_the_next_holder(
     assert await take(locks, "x") > successor.token
 
 
-async def test_attempt_without_a_reply_leaves_only_a_tomb(
+async def test_attempt_without_a_reply_leaves_only_a_mark(
     etcd1: Etcd, proxy: Callable[..., Proxy], clients: Clients
 ) -> None:
     """An attempt without a reply leaves only a mark that it was abandoned, which goes with its session."""
@@ -210,13 +210,13 @@ async def test_attempt_without_a_reply_leaves_only_a_tomb(
     way.heal()
     await engine.abandon(claim)
     assert keys(etcd1, f"{prefix}fencelock/claims/x/") == []
-    assert keys(etcd1, f"{prefix}fencelock/tombs/") == [f"{prefix}fencelock/tombs/{claim.id}"]
+    assert keys(etcd1, f"{prefix}fencelock/abandoned/") == [f"{prefix}fencelock/abandoned/{claim.id}"]
     assert not isinstance(await engine.attempt(claim, enqueue=True, deadline=NO_DEADLINE), Grant), (
-        "a late attempt finds the tomb"
+        "a late attempt finds the mark"
     )
 
     async def gone() -> bool:
-        return not keys(etcd1, f"{prefix}fencelock/tombs/")
+        return not keys(etcd1, f"{prefix}fencelock/abandoned/")
 
     await eventually(gone, "the mark is gone")
 
@@ -282,7 +282,7 @@ async def test_late_attempt_after_more_than_a_ttl_takes_nothing(
     assert await engine.release(other) is True
 
     async def gone() -> bool:
-        return not keys(etcd1, f"{prefix}fencelock/tombs/")
+        return not keys(etcd1, f"{prefix}fencelock/abandoned/")
 
     await eventually(gone, "the mark goes with its session")
 
@@ -369,7 +369,7 @@ async def test_member_that_stops_may_have_done_it(
     with monkeypatch.context() as patched:
         patched.setattr(EtcdConnection, "call", stops)
         with pytest.raises(OutcomeUnknown, match="stopped"):
-            await engine.attempt(claim, enqueue=True, deadline=Deadline(boottime, 0.5))
+            await engine.attempt(claim, enqueue=True, deadline=Deadline(boottime, 1.0))
     assert len(keys(etcd1, prefix_of(url) + "fencelock/claims/x/")) == 1, "it was done"
     await engine.abandon(claim)
     assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == []
@@ -415,7 +415,7 @@ async def test_session_that_ends_while_a_claim_is_granted(
             assert own.session is not None
             ended.append(own.session.handle)
             revoke(etcd1, str(own.session.handle))
-            engine._sessions.ended(own.session)
+            engine._sessions.report_gone(own.session)
         return hold(self, own)
 
     monkeypatch.setattr(OwnClaims, "hold", ends)

@@ -17,7 +17,7 @@ from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.etcd.engine import EtcdEngine
 from fencelock.engines.etcd.url import parse
 from fencelock.model import Claim, Grant
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
 from tests.engines.etcd_server import add_users, change_role, own_prefix
@@ -184,7 +184,7 @@ async def test_tls(own_etcd: object, runtime_name: str, mutual: bool) -> None:
     """Over TLS all is the same, with a certificate of one's own where the server wants one; without the authority, no."""
     with EtcdTls(mutual=mutual) as server:
         options = f"?ca={server.certificate}" + (f"&cert={server.certificate}&key={server.key}" if mutual else "")
-        factory, stranger = ClientFactory(server.url + options, runtime_name), ClientFactory(server.url, runtime_name)
+        factory, stranger = MakeClient(server.url + options, runtime_name), MakeClient(server.url, runtime_name)
         locks = factory.connect()
         try:
             lease = await locks.lock("x", ttl=20).acquire()
@@ -206,7 +206,7 @@ async def test_tls(own_etcd: object, runtime_name: str, mutual: bool) -> None:
 async def test_tls_and_many_at_once(own_etcd: object) -> None:
     """More questions at once than a server over TLS takes streams (250) wait for their turn, and all are answered."""
     with EtcdTls() as server:
-        factory = ClientFactory(f"{server.url}?ca={server.certificate}", "aio")
+        factory = MakeClient(f"{server.url}?ca={server.certificate}", "aio")
         locks = factory.connect()
         tokens = await asyncio.gather(*(take(locks, f"n{number}", 60) for number in range(1000)))
         assert len(set(tokens)) == 1000

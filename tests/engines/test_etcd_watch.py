@@ -13,7 +13,7 @@ from fencelock import EngineUnavailable
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.core.engine import Engine
 from fencelock.model import Claim, Grant, LossReason, Mode, Waiting
-from tests.contract.factory import ClientFactory
+from tests.contract.factory import MakeClient
 from tests.contract.runtimes import client_of
 from tests.contract.steps import background, waiting
 from tests.engines.conftest import Clients
@@ -38,7 +38,7 @@ def looked(server: Etcd) -> float:
 async def test_each_release_wakes_one_waiter(own_etcd: Callable[..., Etcd]) -> None:
     """Of 200 that wait for one name, each release wakes one: one event, one look, one grant, in the order of arrival."""
     server = own_etcd()
-    factory = ClientFactory(server.url, "aio")
+    factory = MakeClient(server.url, "aio")
     locks, other = factory.connect(), factory.connect()
     lease = await other.lock("x", ttl=60).acquire()
     served: list[int] = []
@@ -68,7 +68,7 @@ async def test_blocked_permit_is_woken_by_any_departure_ahead(own_etcd: Callable
     permit = Claim("x", 30, mode=Mode.PERMIT, limit=3)
     holders = [await _grant(engine, permit) for _ in range(3)]
     queue = [await _waiting(engine, permit) for _ in range(4)]
-    assert [len(blocked.engine_state.blocked.by) for blocked in queue] == [3, 4, 5, 6]
+    assert [len(blocked.engine_state.blocked_by) for blocked in queue] == [3, 4, 5, 6]
     assert await engine.wait(queue[0], 0.05) is None
     async with background(*(clients.run(engine.wait(blocked, SOON)) for blocked in queue[:2])) as (first, second):
         await asyncio.sleep(0.2)

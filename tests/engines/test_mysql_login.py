@@ -48,13 +48,13 @@ async def test_tls(tls_server: MariaDBTls, clients: Clients) -> None:
 
 def test_schema_command_connects_with_tls(tls_server: MariaDBTls) -> None:
     """`fencelock schema --fence` and `--lockfree` connect with the TLS that the URL asks for, or not at all."""
-    connection = database.connect(tls_server.tls_url)
-    cursor = connection.cursor()
-    cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
-    assert cursor.fetchone()[1]
-    connection.close()
-    with pytest.raises(EngineUnavailable, match="certificate verify failed"):
-        database.connect(f"{tls_server.url}?ssl-mode=verify_identity")
+    with database.connect(tls_server.tls_url) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+        assert cursor.fetchone()[1]
+    refused = database.connect(f"{tls_server.url}?ssl-mode=verify_identity")
+    with pytest.raises(EngineUnavailable, match="certificate verify failed"), refused:
+        pass
 
 
 def _handshakes(server: MariaDBTls) -> int:

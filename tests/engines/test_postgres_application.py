@@ -255,7 +255,7 @@ def test_engine_that_cannot_connect(own_postgres: Callable[..., Postgres]) -> No
     [
         (
             lambda: sqlalchemy.create_engine("sqlite://"),
-            r"a URL must be a str .*, not sqlalchemy\.Engine; .* are taken",
+            r"a URL must be a str .*, not sqlalchemy\.Engine; connect\(\) also accepts",
         ),
         (lambda: sqlalchemy.make_url("postgresql://h/db"), r"not sqlalchemy\.URL; .* an engine of SQLAlchemy"),
         (lambda: sqlalchemy.orm.Session(), r"not sqlalchemy\.Session; .* an engine of SQLAlchemy"),

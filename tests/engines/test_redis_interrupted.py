@@ -29,7 +29,9 @@ STEPS = (
     SocketConnection.request,
     SocketConnection.post,
     SocketConnection._use,
-    SocketConnection._send_request,
+    SocketConnection._exchange,
+    SocketConnection._post,
+    SocketConnection._send_all,
 )
 
 

@@ -224,6 +224,8 @@ async def test_eviction(
     for _ in range(2):
         await take(locks, "x")
         tell(server, "CLIENT", "KILL", "TYPE", "pubsub")
-    said = [record for record in caplog.records if record.name == "fencelock" and "may drop locks" in record.message]
+    said = [
+        record for record in caplog.records if record.name == "fencelock.redis" and "may drop locks" in record.message
+    ]
     assert len(said) == warns
     assert all(policy in record.message for record in said)

@@ -76,7 +76,7 @@ def test_answer_before_the_end(made: ExitStack, size: int, how: str) -> None:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     peer.close()
     time.sleep(0.05)
-    connection.read_available()
+    connection.read_once()
     assert answers == [words]
     assert not connection.alive()
 
@@ -88,7 +88,7 @@ def test_request_interrupted_while_it_is_sent(server: Redis, made: ExitStack) ->
         connection = connect_to(server.port, made)
         interrupted = interrupted_at(
             step,
-            (SocketConnection.post, SocketConnection._use, SocketConnection._send_request),
+            (SocketConnection.post, SocketConnection._use, SocketConnection._post),
             partial(connection.post, pack(("PING",)), [NO_REPLY], 0),
         )
         if connection.open:
@@ -134,27 +134,27 @@ def test_used_by_two_at_once(made: ExitStack, monkeypatch: pytest.MonkeyPatch, r
     server = listener(made)
     connection = connect_to(server.getsockname()[1], made)
     peer = made.enter_context(server.accept()[0])
-    send = SocketConnection._send
+    send = SocketConnection._send_all
 
     answers: list[Any] = [NO_REPLY]
     connection.pending.append((0.0, answers, 0))
     reader = threading.Thread(
-        target=connection.read_available, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON)
+        target=connection.read_until, args=(lambda: answers[0] is not NO_REPLY, boottime() + SOON)
     )
 
-    def send_slowly(self: SocketConnection, data: bytes | memoryview) -> int:
+    def send_slowly(self: SocketConnection, data: bytes | memoryview) -> None:
         if reader_leaves_first:
             peer.sendall(b"+OK\r\n")
             reader.join(SOON)
         else:
             reader.start()
             time.sleep(0.05)  # until it waits
-        return send(self, data)
+        send(self, data)
 
     if reader_leaves_first:
         reader.start()
         time.sleep(0.05)
-    monkeypatch.setattr(SocketConnection, "_send", send_slowly)
+    monkeypatch.setattr(SocketConnection, "_send_all", send_slowly)
     connection.send(b"x")
     peer.sendall(b"+OK\r\n")
     reader.join(SOON)

@@ -26,8 +26,10 @@ from fencelock import EngineUnavailable, InvalidURL, LockTimeout, LossReason
 from fencelock.core import wakeup
 from fencelock.engines.sqlite import database as database_module
 from fencelock.engines.sqlite import engine as engine_module
-from fencelock.engines.sqlite.database import APPLICATION_ID, LAYOUT, Database
+from fencelock.engines.sqlite import opening as opening_module
+from fencelock.engines.sqlite.database import Database
 from fencelock.engines.sqlite.engine import SqliteEngine
+from fencelock.engines.sqlite.opening import APPLICATION_ID
 from fencelock.engines.sqlite.paths import network_file_system, path_of
 from tests.contract.worker import Worker
 from tests.servers import packages
@@ -65,6 +67,7 @@ def database_of(locks: fencelock.Locks) -> Database:
 def set_wall_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], int]) -> None:
     """Have everything that looks at the wall clock look at this one."""
     monkeypatch.setattr(database_module, "wall_us", clock)
+    monkeypatch.setattr(opening_module, "wall_us", clock)
 
 
 def take(locks: fencelock.Locks, name: str = "x") -> int:
@@ -451,7 +454,7 @@ def test_network_file_system(where: str, kind: str | None) -> None:
 
 def test_network_file_system_is_refused(url: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database on a network file system is refused before it is opened."""
-    monkeypatch.setattr(database_module, "network_file_system", lambda folder: "nfs4")
+    monkeypatch.setattr(opening_module, "network_file_system", lambda folder: "nfs4")
     refused(url, "network file system \\(nfs4\\)")
     assert not path.exists()
 
@@ -556,26 +559,6 @@ def test_created_by_many_at_once(url: str, path: Path) -> None:
             assert status == 0
             tokens += json.loads(out)
         assert len(set(tokens)) == len(tokens) == 8 * 20
-
-
-@pytest.mark.parametrize("after", [1, 2])
-def test_created_by_another_while_we_look(url: str, path: Path, after: int) -> None:
-    """A database that another process creates between two of our looks at it is not taken for somebody else's."""
-    statements: list[str] = []
-
-    class Interrupted(sqlite3.Connection):
-        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-            rows = sqlite3.Connection.cursor(self).execute(sql, *args).fetchall()
-            statements.append(sql)
-            if len(statements) == after:
-                with fencelock.connect(url) as other:
-                    take(other)
-            return sqlite3.Connection.cursor(self).execute("SELECT ?", rows[0])
-
-    connection = sqlite3.connect(path, factory=Interrupted, isolation_level=None)
-    assert Database(str(path), time.monotonic)._layout(connection) in (0, LAYOUT)
-    assert len(statements) >= after
-    connection.close()
 
 
 HOLD_THE_WRITE_LOCK = """

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock.core.clock import boottime
-from fencelock.engines.sqlite.database import LAYOUT, Database
+from fencelock.engines.sqlite.opening import LAYOUT, layout_of
 
 
 class Raced:
@@ -43,4 +42,4 @@ def test_created_while_it_is_looked_at(tmp_path: Path, after: int) -> None:
     path = tmp_path / "locks.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         raced: Any = Raced(connection, path, after)
-        assert Database(str(path), boottime)._layout(raced) in (0, LAYOUT)
+        assert layout_of(raced, str(path)) in (0, LAYOUT)

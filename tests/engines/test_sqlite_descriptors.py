@@ -14,7 +14,7 @@ import pytest
 
 import fencelock
 from fencelock.core import wakeup
-from fencelock.engines.sqlite import database
+from fencelock.engines.sqlite import database, opening
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_no_descriptor_to_create_the_database(tmp_path: Path, monkeypatch: pytes
     """An error of the system while the database is opened comes out as EngineUnavailable, and the next try works."""
     with fencelock.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         with monkeypatch.context() as patch, pytest.raises(fencelock.EngineUnavailable, match="Too many open files"):
-            patch.setattr(database, "_sync_folder", exhausted)
+            patch.setattr(opening, "_sync_folder", exhausted)
             locks.lock("x").acquire()
         assert locks.lock("x").acquire().release()
 
@@ -73,12 +73,12 @@ def test_failed_attempts_keep_no_wakeup(locks: fencelock.Locks, monkeypatch: pyt
 
 
 def _refusing(transact: Any) -> Any:
-    def refuse(self: Any, connection: Any, timeout: float, step: Any, *args: Any) -> NoReturn:
+    def refuse(self: Any, timeout: float, step: Any, *args: Any) -> NoReturn:
         def failing(cursor: Any, *args: Any) -> NoReturn:
             step(cursor, *args)
             raise fencelock.EngineUnavailable("the disk is full")
 
-        transact(self, connection, timeout, failing, *args)
+        transact(self, timeout, failing, *args)
         raise AssertionError("not reached")
 
     return refuse

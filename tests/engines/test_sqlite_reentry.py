@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock.engines.sqlite import database, queue
+from fencelock.engines.sqlite import opening, queue
 from fencelock.model import advance_queue
 
 
@@ -41,15 +41,15 @@ def test_handler_that_inspects(locks: fencelock.Locks, tmp_path: Path, monkeypat
 
 def test_handler_while_opening(locks: fencelock.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal handler that comes while the database is being opened does not work on half of a connection."""
-    layout = database.Database._layout
+    layout_of = opening.layout_of
     refused: list[fencelock.EngineUnavailable] = []
 
-    def interrupted(self: database.Database, connection: Any) -> int:
+    def interrupted(connection: Any, path: str) -> int:
         with pytest.raises(fencelock.EngineUnavailable, match="this very thread") as caught:
             locks.inspect("x")
         refused.append(caught.value)
-        return layout(self, connection)
+        return layout_of(connection, path)
 
-    monkeypatch.setattr(database.Database, "_layout", interrupted)
+    monkeypatch.setattr(opening, "layout_of", interrupted)
     with locks.lock("x"):
         assert refused

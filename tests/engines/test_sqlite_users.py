@@ -17,7 +17,7 @@ import pytest
 
 import fencelock
 from fencelock import EngineUnavailable
-from fencelock.engines.sqlite import database as database_module
+from fencelock.engines.sqlite import opening as opening_module
 from fencelock.engines.sqlite.access import foreign_side_file, protected, user
 
 ALICE, BOB, TEAM = 65533, 65534, 65500
@@ -164,7 +164,7 @@ def test_never_writable_for_all(folder: Path) -> None:
 def test_file_mode_that_is_set_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits for a file that gets its mode a moment after its creation, as SQLite does it."""
     answers = iter(["it may not be written", "it may not be written", None])
-    monkeypatch.setattr(database_module, "foreign_side_file", lambda path: next(answers))
+    monkeypatch.setattr(opening_module, "foreign_side_file", lambda path: next(answers))
     with fencelock.connect(f"sqlite:///{folder}/locks.db") as locks, locks.lock("x"):
         assert list(answers) == []
 

@@ -123,7 +123,7 @@ async def test_idle_session_is_given_back(
     zookeeper1: ZooKeeper, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that nobody has used for a while is ended; the next claim gets a new one."""
-    monkeypatch.setattr("fencelock.engines.zookeeper.sessions.IDLE_SECONDS", 0.3)
+    monkeypatch.setattr("fencelock.engines.zookeeper.session_pool.IDLE_SECONDS", 0.3)
     locks = clients.connect(chroot(zookeeper1), ttl=2)
     before = await take(locks, "x")
     sessions = engine_of(locks)._sessions

@@ -13,7 +13,7 @@ from fencelock.engines.zookeeper.protocol import FrameParser, Malformed, Multi, 
 from fencelock.runtime.blocking import run_sync
 from tests.engines.zookeeper_server import chroot, session_of
 from tests.servers.zookeeper import ZooKeeper
-from tests.support.waiting import SOON
+from tests.support.waiting import SOON, eventually_blocking
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
@@ -99,5 +99,14 @@ def test_error_code_that_kazoo_does_not_know(zookeeper1: ZooKeeper, monkeypatch:
         with monkeypatch.context() as patched:
             patched.setattr(ZooKeeperConnection, "_received", refuse)
             session_of(locks)._connection.close()  # type: ignore[union-attr]  # the next one has the patched method
+            eventually_blocking(lambda: _answers(locks), "the session has its new connection")
             with pytest.raises(fencelock.EngineUnavailable, match="code -4321"):
                 locks.lock("x", ttl=6).acquire(timeout=SOON)
+
+
+def _answers(locks: fencelock.Locks) -> bool:
+    try:
+        locks.inspect("x")
+    except fencelock.EngineUnavailable:
+        return False
+    return True

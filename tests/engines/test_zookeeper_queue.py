@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from threading import Semaphore
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from kazoo.protocol.serialization import (
@@ -28,6 +28,7 @@ from fencelock.engines.zookeeper.connection import Requests, ZooKeeperConnection
 from fencelock.engines.zookeeper.protocol import CloseSession, CreateContainer, Multi
 from fencelock.engines.zookeeper.queue import Queue, QueuedClaim
 from fencelock.engines.zookeeper.session import ZooKeeperSession
+from fencelock.engines.zookeeper.watches import Watches
 from fencelock.model import Claim, Grant, Mode, Renewal, Waiting
 from fencelock.runtime.blocking import run_sync
 from tests.contract.runtimes import core_of
@@ -46,18 +47,18 @@ NAMES = {request.type: request.__name__ for request in REQUESTS}
 def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each request was sent, and `fired`: how many watches have fired."""
     counter: Counter[str] = Counter()
-    send, fired = ZooKeeperConnection.send, ZooKeeperSession._fired
+    send, fire = ZooKeeperConnection.send, Watches.fire
 
     def count(self: ZooKeeperConnection, requests: Requests) -> None:
         counter.update(NAMES[request.type] for request, _ in requests)
         send(self, requests)
 
-    def count_fired(self: ZooKeeperSession, path: str, gone: bool) -> None:
+    def count_fired(self: Watches, path: str, gone: bool) -> None:
         counter["fired"] += 1
-        fired(self, path, gone)
+        fire(self, path, gone)
 
     monkeypatch.setattr(ZooKeeperConnection, "send", count)
-    monkeypatch.setattr(ZooKeeperSession, "_fired", count_fired)
+    monkeypatch.setattr(Watches, "fire", count_fired)
     return counter
 
 
@@ -125,7 +126,7 @@ async def test_waiters_that_leave_leave_no_listeners(zookeeper1: ZooKeeper, clie
         assert await locks.lock("x").try_acquire() is None
         with pytest.raises(TimeoutError):
             await locks.lock("x").acquire(timeout=0.01)
-    assert len(session_of(locks)._listeners) <= 1
+    assert len(session_of(locks).watches._listeners) <= 1
     assert len(engine_of(locks)._queue.claims) == 1
     assert await lease.release() is True
 
@@ -209,6 +210,51 @@ async def test_downgrade_whose_reply_was_lost(zookeeper1: ZooKeeper, clients: Cl
     assert [holder.token for holder in (await engine.inspect("x")).holders] == [writer.token]
     await engine.abandon(claim)
     assert (await engine.inspect("x")).holders == ()
+
+
+async def test_renewal_while_the_reply_to_a_downgrade_is_missing(
+    zookeeper1: ZooKeeper, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal between a downgrade whose reply was lost and its repetition does not lose the lease."""
+    engine = clients.on(chroot(zookeeper1)).engine()
+    gone: list[str] = []
+    engine.on_gone = gone.append  # type: ignore[attr-defined]
+    first, second = await attempt(engine, Claim("x", 30)), await attempt(engine, Claim("x", 30))
+    assert isinstance(first, Grant)
+    await engine.release(first)
+    writer = await granted(engine, second)  # its first renewal writes into its node, which the downgrade has replaced
+    request = ZooKeeperSession.request
+
+    async def lose_reply(self: ZooKeeperSession, *requests: Any, timeout: float) -> NoReturn:
+        await request(self, *requests, timeout=timeout)
+        raise fencelock.OutcomeUnknown("the reply was lost")
+
+    with monkeypatch.context() as patch, pytest.raises(fencelock.OutcomeUnknown):
+        patch.setattr(ZooKeeperSession, "request", lose_reply)
+        await engine.downgrade(writer)
+    assert await engine.renew([writer]) == [Renewal.RENEWED]
+    shared = await engine.downgrade(writer)
+    assert await engine.renew([shared]) == [Renewal.RENEWED]
+    assert gone == []
+    (holder,) = (await engine.inspect("x")).holders
+    assert (holder.token, holder.mode) == (writer.token, Mode.SHARED)
+    assert await engine.release(shared) is True
+
+
+async def test_renewal_in_flight_while_a_downgrade_replaces_the_node(zookeeper1: ZooKeeper, clients: Clients) -> None:
+    """A renewal that was sent to the exclusive node, and arrives after the downgrade, does not lose the lease."""
+    engine = clients.on(chroot(zookeeper1)).engine()
+    gone: list[str] = []
+    engine.on_gone = gone.append  # type: ignore[attr-defined]
+    first, second = await attempt(engine, Claim("x", 30)), await attempt(engine, Claim("x", 30))
+    assert isinstance(first, Grant)
+    await engine.release(first)
+    writer = await granted(engine, second)
+    shared, renewals = await asyncio.gather(engine.downgrade(writer), engine.renew([writer]))
+    assert renewals == [Renewal.RENEWED]
+    assert await engine.renew([shared]) == [Renewal.RENEWED]
+    assert gone == []
+    assert await engine.release(shared) is True
 
 
 async def test_downgrade_is_not_reported_as_a_loss(zookeeper1: ZooKeeper, clients: Clients) -> None:

@@ -14,8 +14,9 @@ import fencelock
 
 faulthandler.dump_traceback_later(80, exit=True)
 GUARDED = {
-    "session_clock.py": ("answered",), "session.py": ("request", "_send", "watch", "_listen", "unwatch"),
-    "sessions.py": ("_get_or_open", "_forget"), "connection.py": ("send",),
+    "session_clock.py": ("answered",), "session.py": ("request", "send", "_send_all"),
+    "watches.py": ("watch", "_listen", "unwatch"),
+    "session_pool.py": ("_get_or_open", "_forget"), "connection.py": ("send",),
 }
 held, seen = None, set()
 

@@ -9,17 +9,19 @@ from typing import NamedTuple
 
 import pytest
 
+import fencelock
 from fencelock import EngineUnavailable
-from fencelock.core.clock import NO_DEADLINE
+from fencelock.core.clock import NO_DEADLINE, wall_us
 from fencelock.engines.zookeeper import namespace
 from fencelock.engines.zookeeper.engine import ZooKeeperEngine
 from fencelock.engines.zookeeper.namespace import MAX_LAG_US
+from fencelock.engines.zookeeper.paths import ClaimData
 from fencelock.model import Claim, Grant, Mode, Waiting
 from tests.contract.steps import take
 from tests.engines.conftest import Clients
 from tests.engines.zookeeper_server import bare, chroot
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperCluster
-from tests.support.waiting import eventually
+from tests.support.waiting import SOON, eventually
 
 HOUR_US = 3600 * 10**6
 
@@ -258,3 +260,26 @@ def test_no_interleaving_lowers_a_token() -> None:
 def test_the_model_finds_the_fault_without_the_check() -> None:
     """Without the check of the base in the creating transaction, a later claim gets a lower token."""
     assert falls(checked=False)
+
+
+def test_base_that_another_thread_raises_during_an_attempt(
+    zookeeper1: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread whose client learns of a new base between two steps of its attempt still gets a token above earlier ones."""
+    url = chroot(zookeeper1)
+    with fencelock.connect(url) as slow, fencelock.connect(url) as fast:
+        assert slow.lock("x", ttl=6).acquire().release()
+        encode, wall, later = ClaimData.encode, wall_us, []
+
+        def interrupted_encode(data: ClaimData) -> bytes:
+            monkeypatch.setattr(ClaimData, "encode", encode)
+            with monkeypatch.context() as patched:
+                patched.setattr(namespace, "wall_us", lambda: wall() + 2 * MAX_LAG_US)
+                with fast.lock("x", ttl=6, timeout=SOON) as lease:  # raises the base
+                    later.append(lease.token)
+            slow._client.engine._namespace.base = fast._client.engine._namespace.base  # type: ignore[attr-defined]
+            return encode(data)
+
+        monkeypatch.setattr(ClaimData, "encode", interrupted_encode)
+        with slow.lock("x", ttl=6, timeout=SOON) as lease:
+            assert lease.token > later[0]

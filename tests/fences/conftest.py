@@ -1,4 +1,4 @@
-"""The databases and the stocks of the fences' tests."""
+"""The databases and counters of the fences' tests."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ class Databases(NamedTuple):
 class OpenConnection:
     """An open connection with the fence of its half; `do` awaits what must be awaited."""
 
-    def __init__(self, handed: Any, runner: asyncio.Runner, session: Any = None) -> None:
-        self.handed = handed
-        self.awaited = find_adapter(handed).awaited
+    def __init__(self, given: Any, runner: asyncio.Runner, session: Any = None) -> None:
+        self.connection = given
+        self.awaited = find_adapter(given).awaited
         self.fence: Any = (aio_sql if self.awaited else sql).SqlFence()
-        self._session = session if session is not None else handed
+        self._session = session if session is not None else given
         self._runner = runner
 
     def do(self, outcome: Any) -> Any:
@@ -153,8 +153,8 @@ def psycopg_async_cursor(where: Databases, runner: asyncio.Runner, autocommit: b
 class AsyncpgConnection(OpenConnection):
     """A connection of asyncpg, whose transactions are explicit."""
 
-    def __init__(self, connection: Any, runner: asyncio.Runner, autocommit: bool, handed: Any = None) -> None:
-        super().__init__(handed or connection, runner)
+    def __init__(self, connection: Any, runner: asyncio.Runner, autocommit: bool, given: Any = None) -> None:
+        super().__init__(given or connection, runner)
         self._connection = connection
         self._autocommit = autocommit
         self._end("")
@@ -290,7 +290,7 @@ def alchemy_asyncpg(where: Databases, runner: asyncio.Runner, autocommit: bool) 
 
 @connection_kind
 def alchemy_own_begin(where: Databases, runner: asyncio.Runner, autocommit: bool) -> Iterator[OpenConnection]:
-    """SQLite as SQLAlchemy's manual has it for those who want BEGIN to be said at the beginning."""
+    """SQLite with the event handlers of SQLAlchemy's manual that emit BEGIN."""
     import sqlalchemy
 
     connect_args: dict[str, Any] = {"isolation_level": None}
@@ -316,7 +316,7 @@ class DjangoConnection(OpenConnection):
         self._begin()
 
     def _begin(self) -> None:
-        self.handed.set_autocommit(self._autocommit)
+        self.connection.set_autocommit(self._autocommit)
 
 
 def _django(settings: dict[str, Any], runner: asyncio.Runner, autocommit: bool) -> Iterator[OpenConnection]:

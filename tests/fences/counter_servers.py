@@ -1,4 +1,4 @@
-"""Empty counters: on servers that all tests share, in a folder, or behind a program that is started for one."""
+"""Empty counters: on shared servers, in a folder, or behind a program that is started for one counter."""
 
 from __future__ import annotations
 

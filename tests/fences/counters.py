@@ -23,7 +23,7 @@ class Counter(Protocol):
     def read(self, lease: Fenced) -> int: ...
     def write(self, lease: Fenced, saw: int, value: int) -> None: ...
     def accepted(self) -> list[tuple[int, int, int]]:
-        """Return (token, saw, value) of each write, in the order in which the resource took them."""
+        """Return (token, saw, value) of each write, in the order in which the resource accepted them."""
         ...
 
 
@@ -41,7 +41,7 @@ class SqlCounter:
 
     @classmethod
     def prepare(cls, connection: Any) -> None:
-        """Make the tables, empty."""
+        """Create empty tables."""
         from fencelock.fences.sql import SqlFence
 
         cursor = connection.cursor()
@@ -153,7 +153,7 @@ class RedisCounter:
 
 
 class Document:
-    """A value and its log in one piece of text, for resources that keep one thing."""
+    """A value and its log in one text, for resources that store one text."""
 
     @staticmethod
     def value(text: str | bytes | None) -> int:
@@ -197,7 +197,7 @@ class FileCounter:
 
 
 class EtcdCounter:
-    """A key of etcd's."""
+    """A key in etcd."""
 
     def __init__(self, address: str, fenced: bool) -> None:
         import etcd3gw
@@ -232,7 +232,7 @@ class EtcdCounter:
 
 
 class ZooKeeperCounter:
-    """A node of ZooKeeper's."""
+    """A node in ZooKeeper."""
 
     def __init__(self, address: str, fenced: bool) -> None:
         from kazoo.client import KazooClient
@@ -350,7 +350,7 @@ def open_counter(kind: str, address: str, *, fenced: bool = True) -> Any:
 
 
 def close(stock: Any) -> None:
-    """Let go of what a stock has open."""
+    """Close the connection or client of a counter."""
     for name in ("connection", "client"):
         one: Any = getattr(stock, name, None)
         if hasattr(one, "stop"):

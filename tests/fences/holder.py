@@ -1,7 +1,11 @@
 """A holder in a process of its own: `python -m tests.fences.holder KIND ADDRESS LOCKS_URL TTL`.
 
-It does what each line of its input says, and answers each with a line: `acquire`, `read`, `write`, `begin` (a transaction:
-check and read), `commit` (write and commit), `bare` (go on without the fence). An error is answered by its name.
+It executes each line of its input, and answers each with a line: `acquire`, `read`, `write`, `write_with_clock`, `begin` (a
+transaction: check and read), `commit` (write and commit), `bare` (continue without the fence). It answers an error with its
+name.
+
+The fence gets a TokenPair, as from a holder that is stopped after its last look at the clock, before its statement arrives:
+only the mark can refuse it. `write_with_clock` gives the fence the lease itself.
 """
 
 from __future__ import annotations
@@ -10,31 +14,40 @@ import sys
 from typing import Any
 
 import fencelock
+from fencelock.fences import TokenPair
 from tests.fences.counters import open_counter
 
 
 class Holder:
+    """Executes the commands of a test."""
+
     def __init__(self, kind: str, address: str, url: str, ttl: str) -> None:
         self.kind, self.address = kind, address
         self.stock = open_counter(kind, address)
         self.locks = fencelock.connect(url, ttl=float(ttl))
         self.saw = 0
         self.lease: Any = None
+        self.pair = TokenPair(0, "none")
 
     def acquire(self) -> str:
         self.lease = self.locks.lock("stock").acquire()
-        return str(self.lease.token)
+        self.pair = TokenPair(self.lease.token, self.lease.id)
+        return str(self.pair.token)
 
     def read(self) -> str:
-        self.saw = self.stock.read(self.lease)
+        self.saw = self.stock.read(self.pair)
         return str(self.saw)
 
     def write(self) -> str:
+        self.stock.write(self.pair, self.saw, self.saw + 1)
+        return "written"
+
+    def write_with_clock(self) -> str:
         self.stock.write(self.lease, self.saw, self.saw + 1)
         return "written"
 
     def begin(self) -> str:
-        self.stock.check(self.lease)
+        self.stock.check(self.pair)
         self.saw = int(self.stock._run("SELECT value FROM stock")[0][0])
         return str(self.saw)
 

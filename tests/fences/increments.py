@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fencelock
+from fencelock.fences import TokenPair
 from tests.fences.counters import SqlCounter, close, open_counter
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ WORKERS = 8
 
 
 def work(kind: str, address: str, url: str, goal: int) -> None:
-    """Add one, again and again, until it is enough."""
+    """Add one until the value has reached the goal."""
     locks = fencelock.connect(url, ttl=TTL)
     chance = random.Random()
     while True:
@@ -37,18 +38,20 @@ def work(kind: str, address: str, url: str, goal: int) -> None:
             while True:
                 lease = locks.lock("stock").acquire()
                 try:
-                    saw = stock.read(lease)
+                    # A token pair: a holder that was stopped must be refused by the fence, not by its own clock.
+                    pair = TokenPair(lease.token, lease.id)
+                    saw = stock.read(pair)
                     if saw >= goal:
                         return
                     if chance.random() < 0.05:
                         time.sleep(chance.random() * TTL / 10)  # some stops should hit between read and write
-                    stock.write(lease, saw, saw + 1)
+                    stock.write(pair, saw, saw + 1)
                 except fencelock.StaleToken:
                     pass
                 finally:
                     lease.release()
         except Exception as error:
-            # The server has ended an idle transaction, and with it the connection: whether it had committed, the log knows.
+            # The server has ended an idle transaction and its connection. The log shows whether the write was committed.
             if type(error).__module__.partition(".")[0] not in ("psycopg", "pymysql", "redis"):
                 raise
             close(stock)
@@ -83,7 +86,7 @@ class Worker:
 
 
 class Director:
-    """Starts the workers, and hurts them."""
+    """Starts the workers, and stops or kills some of them."""
 
     def __init__(self, kind: str, address: str, folder: Path, goal: int, seed: int) -> None:
         self.job = kind, address, f"sqlite:///{folder}/locks.db", goal
@@ -105,14 +108,14 @@ class Director:
                         worker.stopped_until = None
                 # The last ones are to come to their end.
                 if len(alive) > WORKERS // 2 and self.stops + self.kills < hits:
-                    self.hurt(self.random.choice(alive), now)
+                    self.inject_fault(self.random.choice(alive), now)
                 time.sleep(pause * (0.5 + self.random.random()))
             assert {worker.code for worker in self.workers} <= {0, -signal.SIGKILL}
         finally:
             for worker in self.workers:
                 worker.kill()
 
-    def hurt(self, worker: Worker, now: float) -> None:
+    def inject_fault(self, worker: Worker, now: float) -> None:
         if self.random.random() < 0.2:
             self.kills += 1
             worker.kill()
@@ -124,7 +127,7 @@ class Director:
 
 
 def mistakes(log: list[tuple[int, int, int]], final: int) -> list[str]:
-    """Say what is wrong with the writes that a resource has accepted."""
+    """Return the violations in the writes that a resource has accepted."""
     wrong = [
         f"{saw} became {value} after {before}" for (_, _, before), (_, saw, value) in pairwise(log) if saw != before
     ]
@@ -140,7 +143,7 @@ def mistakes(log: list[tuple[int, int, int]], final: int) -> list[str]:
 def increments(
     kind: str, address: str, folder: Path, goal: int, seed: int, *, limit: float, pause: float, hits: float = inf
 ) -> Director:
-    """Have the workers reach the goal, and check that every increment counts once."""
+    """Run the workers until the goal is reached, and check that every increment counts once."""
     director = Director(kind, address, folder, goal, seed)
     director.run(limit, pause, hits)
     stock = open_counter(kind, address, fenced=False)
@@ -153,7 +156,7 @@ def increments(
 
 
 def main() -> None:
-    """Do it in full."""
+    """Run the full test on every kind of resource."""
     from tests.servers import MariaDB, Postgres, Redis
 
     goal, seed = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, int(time.time())

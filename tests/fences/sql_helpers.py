@@ -1,4 +1,4 @@
-"""What the tests of the SQL fence do on real servers: statements by hand, and something else meanwhile."""
+"""Helpers for the tests of the SQL fence on real servers: plain statements, and functions in threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FENCE = SqlFence()
 
 
 class Connect(Protocol):
-    """Makes a connection of a kind that has no types."""
+    """Opens a connection."""
 
     def __call__(self, **options: Any) -> Any: ...
 
@@ -30,7 +30,7 @@ def stock(connection: Any) -> int:
 
 
 class InThread:
-    """Something that goes on in a thread."""
+    """A function that runs in a thread."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.outcome: Any = None

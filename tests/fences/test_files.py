@@ -21,7 +21,7 @@ from tests.support.processes import Child
 
 
 def test_only_the_newest_token_writes_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A stale write leaves the file as it is and nothing beside it; mode and links stay; the mark can be moved, logged."""
+    """A stale write changes nothing and leaves no file behind; the file's mode and links stay; a moved mark is logged."""
     fence, path, link = FileFence(), tmp_path / "stock", tmp_path / "link"
     link.symlink_to(path)
     fence.write(fake_lease(33), path, b"100")
@@ -51,7 +51,7 @@ def test_only_the_newest_token_writes_a_file(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_prune(tmp_path: Path) -> None:
-    """Marks below min_token are removed, with their locks; min_token replaces them, and counts for unknown files, too."""
+    """Prune removes marks below min_token and their lock files; files without a mark refuse tokens below min_token."""
     fence, old, new = FileFence(), tmp_path / "old", tmp_path / "new"
     fence.write(fake_lease(33), old, b"1")
     fence.write(fake_lease(1000), new, b"1")
@@ -95,7 +95,7 @@ def test_prune_while_others_wait_for_the_lock(tmp_path: Path) -> None:
 
 
 def test_file_writer_killed(tmp_path: Path) -> None:
-    """A writer that is killed at any moment leaves a whole file behind a mark that is at least as new."""
+    """A writer that is killed at any moment leaves a complete file and a mark that is at least as new."""
     program = (
         "import sys, types\nfrom fencelock.fences.file import FileFence\nprint('on', flush=True)\ntoken = int(sys.argv[2])\n"
         "while True:\n    token += 1\n"
@@ -119,11 +119,10 @@ FORK = """
 import os, signal, sys, types
 from fencelock.fences.file import FileFence, _FencedFile
 path = sys.argv[1]
-ready, told = os.pipe()
 with _FencedFile.at(path).locked():                 # another thread of the program forks at this moment
     child = os.fork()
     if child == 0:
-        signal.pause()                      # a worker that goes on for a long time
+        signal.pause()                      # a worker that runs for a long time
 try:
     signal.alarm(20)
     FileFence().write(types.SimpleNamespace(token=1, id="a"), path, b"written")
@@ -134,7 +133,7 @@ finally:
 
 
 def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """A process that is forked while a thread has the file's lock does not hold up others for as long as it lives."""
+    """A child that was forked while the parent held the file's lock does not keep the lock."""
     path = tmp_path / "stock"
     subprocess.run([sys.executable, "-c", FORK, str(path)], check=True, timeout=60)
     assert path.read_bytes() == b"written"
@@ -142,7 +141,7 @@ def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("id", ["a\rb", "a\r\nb", "a\nb", "a\n", " a ", "ö", "\x85\u2028"])
 def test_unusual_ids(tmp_path: Path, id: str) -> None:
-    """Whatever the id, its owner passes again, and another one does not."""
+    """With any id, the same claim is accepted again, and another claim is refused."""
     fence, path = FileFence(), tmp_path / "stock"
     fence.write(fake_lease(34, id), path, b"1")
     fence.write(fake_lease(34, id), path, b"2")
@@ -154,7 +153,7 @@ def test_unusual_ids(tmp_path: Path, id: str) -> None:
 def test_temporary_files_are_never_more_open_than_the_file_they_replace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that only its owner may read is replaced by one that nobody else could open at any moment."""
+    """While a file that only its owner may read is replaced, no other user can open the new version."""
     fence, path = FileFence(), tmp_path / "secret"
     path.write_bytes(b"0")
     path.chmod(0o600)
@@ -173,7 +172,7 @@ def test_temporary_files_are_never_more_open_than_the_file_they_replace(
 
 
 def test_a_new_file_has_the_mode_that_the_umask_says(tmp_path: Path) -> None:
-    """A file that replaces none is as open as any other new file of this process."""
+    """A new file has the same mode as other new files of this process."""
     other = tmp_path / "other"
     other.touch()
     FileFence().write(fake_lease(34), tmp_path / "new", b"1")
@@ -194,7 +193,7 @@ def test_owner_stays(tmp_path: Path) -> None:
 
 
 def test_mark_of_a_file_that_its_owner_may_not_read(tmp_path: Path) -> None:
-    """The process that wrote the mark can read it, whatever the mode of the file."""
+    """The process that wrote the mark can read it, with any mode of the file."""
     fence, path = FileFence(), tmp_path / "stock"
     path.write_bytes(b"0")
     path.chmod(0o040)
@@ -205,7 +204,7 @@ def test_mark_of_a_file_that_its_owner_may_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_folders_and_devices_are_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    """A folder or a device is refused before anything is written, and not replaced by a file with the content."""
+    """The fence refuses a folder or a device before it writes anything."""
     place = tmp_path / "place"
     make(place)
     with pytest.raises(FencelockError, match="not a regular file"):

@@ -16,8 +16,8 @@ import requests
 
 from fencelock import InvalidType, StaleToken
 from fencelock.aio.fences import memory as aio_memory
+from fencelock.aio.fences import sql as aio_sql
 from fencelock.aio.fences.http import FencingMiddleware
-from fencelock.aio.fences.sql import StandaloneSqlFence
 from fencelock.fences import Fenced, TokenPair
 from fencelock.fences.http import (
     BadHeader,
@@ -29,6 +29,7 @@ from fencelock.fences.http import (
     raise_for_stale,
 )
 from fencelock.fences.memory import MemoryFence
+from fencelock.fences.sql import StandaloneSqlFence
 from tests.fences.fake_lease import fake_lease
 from tests.fences.wsgi_app import Quiet
 
@@ -84,7 +85,7 @@ def check(answer: Any, status: int, kind: str | None = None) -> None:
 
 
 def play(send: Any) -> None:
-    """What must hold of any middleware; `send(method, path, lease, headers)` returns the answer."""
+    """Check what every middleware promises; `send(method, path, lease, headers)` returns the response."""
     answer = send("POST", "/stock", fake_lease(34, "ö 7"), {})
     check(answer, 200)
     assert answer.text == repr((34, "ö 7", "/stock"))
@@ -108,18 +109,14 @@ def resource(where: Any) -> str | None:
     return None if path == "/free" else path
 
 
-@pytest.mark.parametrize("kind", ["memory", "aiosqlite", "standalone"])
+@pytest.mark.parametrize("kind", ["memory", "standalone"])
 def test_asgi(kind: str, tmp_path: Path) -> None:
-    """The ASGI middleware with a fence, and with a function that opens connections."""
+    """The ASGI middleware refuses old tokens with a fence in memory and with one in a database."""
     import aiosqlite
-
-    def connect() -> Any:
-        return aiosqlite.connect(tmp_path / "fences.db")
 
     fences: dict[str, Any] = {
         "memory": aio_memory.MemoryFence(),
-        "aiosqlite": connect,
-        "standalone": StandaloneSqlFence(connect),
+        "standalone": aio_sql.StandaloneSqlFence(lambda: aiosqlite.connect(tmp_path / "fences.db")),
     }
     app = FencingMiddleware(asgi_app, fences[kind], resource=resource)
 
@@ -135,7 +132,7 @@ def test_asgi(kind: str, tmp_path: Path) -> None:
 
 
 def test_wsgi_with_httpx() -> None:
-    """WSGI, called by httpx."""
+    """The WSGI middleware refuses old tokens that httpx sends."""
     transport = httpx.WSGITransport(WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=resource))
     with httpx.Client(transport=transport, base_url="http://test") as client:
 
@@ -148,8 +145,9 @@ def test_wsgi_with_httpx() -> None:
 
 
 def test_wsgi_with_requests(tmp_path: Path) -> None:
-    """WSGI on a socket, called by requests, with the SQL fence; another auth may follow ours."""
-    app = WsgiFencingMiddleware(wsgi_app, lambda: sqlite3.connect(tmp_path / "fences.db"), resource=resource)
+    """The WSGI middleware with a fence in a database refuses old tokens that requests sends, beside another auth."""
+    fence = StandaloneSqlFence(lambda: sqlite3.connect(tmp_path / "fences.db"))
+    app = WsgiFencingMiddleware(wsgi_app, fence, resource=resource)
     with make_server("127.0.0.1", 0, app, handler_class=Quiet) as server, requests.Session() as session:
         session.trust_env = False
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -171,23 +169,24 @@ def test_wsgi_with_requests(tmp_path: Path) -> None:
 
 
 def test_optional_token_and_other_protocols() -> None:
-    """With required=False a request without a token passes; what is no HTTP request passes in any case."""
+    """With required=False a request without a token passes; a request that is not HTTP passes in any case."""
     called: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         called.append(scope["type"])
 
     async def use() -> None:
-        fenced = FencingMiddleware(app, aio_memory.MemoryFence(), resource=path_of, required=False)
-        await fenced({"type": "http", "method": "POST", "path": "/", "headers": []}, None, None)
-        await fenced({"type": "websocket", "path": "/"}, None, None)
+        optional = FencingMiddleware(app, aio_memory.MemoryFence(), resource=path_of, required=False)
+        await optional({"type": "http", "method": "POST", "path": "/", "headers": []}, None, None)
+        for fenced in (optional, FencingMiddleware(app, aio_memory.MemoryFence(), resource=path_of)):
+            await fenced({"type": "websocket", "path": "/"}, None, None)
 
     asyncio.run(use())
-    assert called == ["http", "websocket"]
+    assert called == ["http", "websocket", "websocket"]
 
 
 def test_token_pair_in_place_of_a_lease() -> None:
-    """What the middleware hands on does for a fence what a lease does."""
+    """A fence takes a token pair in place of a lease."""
     fence = MemoryFence()
     fence.enter(TokenPair(34, "a"), "stock")
     with pytest.raises(StaleToken):
@@ -203,7 +202,7 @@ def called(app: Any, method: str, value: str, path: str = "/stock") -> int:
 
 
 def test_middleware_refuses_a_fence_of_the_other_half(tmp_path: Path) -> None:
-    """WSGI cannot await a fence, and a blocking fence would block the event loop of ASGI: both are errors at once."""
+    """Each middleware refuses a fence of the other half when it is made."""
     with pytest.raises(InvalidType, match=r"use fencelock\.aio\.fences"):
         WsgiFencingMiddleware(wsgi_app, aio_memory.MemoryFence(), resource=path_of)
     with pytest.raises(InvalidType, match=r"use fencelock\.fences"):
@@ -212,24 +211,36 @@ def test_middleware_refuses_a_fence_of_the_other_half(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", ["POST", "post", "Post"])
 def test_methods_in_any_case(sent: str) -> None:
-    """The case of a method, in the configuration or in a request, makes no difference."""
-    app = WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, methods=["post"])
-    assert [called(app, sent, f'{token}; id="{token}"') for token in (34, 33)] == [200, 409]
+    """The case of a method makes no difference, in `methods` and in a request."""
+    for app in (
+        WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of),
+        WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, methods=["post"]),
+    ):
+        assert [called(app, sent, f'{token}; id="{token}"') for token in (34, 33)] == [200, 409]
 
 
-def test_empty_header_is_refused() -> None:
-    """If a token is optional, an empty header is still refused, as in ASGI."""
-    assert called(WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, required=False), "POST", "") == 400
+def test_methods_decide_which_requests_need_a_token() -> None:
+    """Only requests of the given methods are compared; others pass with an old token."""
+    app = WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, methods=["PURGE"])
+    assert [called(app, "PURGE", f'{token}; id="{token}"') for token in (34, 33)] == [200, 409]
+    assert called(app, "POST", '33; id="33"') == 200
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_empty_header_is_refused(required: bool) -> None:
+    """An empty header is a malformed one, as in ASGI, and not a missing one, also if the token is optional."""
+    app = WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, required=required)
+    assert called(app, "POST", "") == 400
 
 
 def test_methods_as_one_str_are_refused() -> None:
-    """One method as a str would be its letters, and nothing would be fenced."""
+    """One method as a str would be its letters, and no request would be fenced."""
     with pytest.raises(TypeError, match="methods"):
         WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of, methods="POST")
 
 
 def test_path_names_the_same_resource_in_wsgi_and_asgi() -> None:
-    """A path has the same name in WSGI, which hands on bytes in Latin-1, as in ASGI, so that both can share a fence."""
+    """A path has the same name in WSGI and in ASGI, so that both can share a fence."""
     fence = MemoryFence()
     assert called(WsgiFencingMiddleware(wsgi_app, fence, resource=path_of), "POST", '34; id="a"', "/caf\xc3\xa9") == 200
     assert called(WsgiFencingMiddleware(wsgi_app, fence, resource=path_of), "POST", '34; id="a"', "/\xff") == 200
@@ -238,7 +249,7 @@ def test_path_names_the_same_resource_in_wsgi_and_asgi() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"type": "urn:fencelock:stale-token"}'])
 def test_other_responses_are_no_refusal(body: bytes) -> None:
-    """An answer that only looks like a refusal does not break who asks; one without details still is one."""
+    """A response that only looks like a refusal raises nothing; a refusal without details raises StaleToken."""
     answer = httpx.Response(409, headers={"content-type": "application/problem+json"}, content=body)
     if b"stale" in body:
         with pytest.raises(StaleToken):
@@ -248,7 +259,7 @@ def test_other_responses_are_no_refusal(body: bytes) -> None:
 
 
 def challenged(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """An application that asks for a digest, and says what it was sent."""
+    """An application that demands authentication, and returns the scheme and the token that it gets."""
     given = environ.get("HTTP_AUTHORIZATION", "")
     if not given:
         start_response("401 Unauthorized", [("WWW-Authenticate", 'Digest realm="x", nonce="n", qop="auth"')])
@@ -267,7 +278,7 @@ def challenged(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     ],
 )
 def test_other_auth_beside_the_token(then: Any, scheme: str) -> None:
-    """An auth of httpx's, one of requests and a pair are sent with the token, blocking and asyncio."""
+    """An auth of httpx, one of requests and a pair are sent with the token, blocking and asyncio."""
     app = WsgiFencingMiddleware(challenged, MemoryFence(), resource=path_of)
     auth = FencingTokenAuth(fake_lease(34), auth=then)
     with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://test") as client:
@@ -290,13 +301,13 @@ def test_other_auth_beside_the_token(then: Any, scheme: str) -> None:
 
 @pytest.mark.parametrize("then", ["ann", 5, ("ann",)])
 def test_invalid_auth_is_refused(then: Any) -> None:
-    """What can be no auth is refused where it is given, not with the first request."""
+    """An invalid auth is refused when it is given, and not with the first request."""
     with pytest.raises(TypeError, match=r"auth is an auth"):
         FencingTokenAuth(fake_lease(34), auth=then)
 
 
 def test_title_of_a_bad_resource() -> None:
-    """A path that can be no resource's name has a title that says so."""
+    """The response for an invalid resource has a title of its own."""
     transport = httpx.WSGITransport(WsgiFencingMiddleware(wsgi_app, MemoryFence(), resource=path_of))
     with httpx.Client(transport=transport, base_url="http://test") as client:
         answer = client.post("/" + "x" * 1024, auth=FencingTokenAuth(fake_lease(34)))
@@ -326,7 +337,7 @@ def test_slash_at_the_end_names_the_same_resource() -> None:
     ("middleware", "fence"), [(FencingMiddleware, aio_memory.MemoryFence()), (WsgiFencingMiddleware, MemoryFence())]
 )
 def test_resource_must_be_given(middleware: Any, fence: Any) -> None:
-    """Nothing is stored under whatever path a client sends: the application says what is a resource, by a function."""
+    """The middleware needs a function that names the resource of a request."""
     with pytest.raises(TypeError, match="'resource'"):
         middleware(wsgi_app, fence)
     with pytest.raises(TypeError, match="resource is a function that takes the scope or environ"):
@@ -343,7 +354,7 @@ def test_unknown_paths_leave_no_mark() -> None:
 
 
 def test_path_of_a_mounted_application() -> None:
-    """The same thing has the same path wherever the application is mounted, and two mounted ones have different paths."""
+    """The path of a request includes the mount point of the application."""
     fence = MemoryFence()
     app = WsgiFencingMiddleware(wsgi_app, fence, resource=path_of)
     for mounted, path in [("/shop", "/stock/"), ("", "/stock"), ("/shop/stock", ""), ("/caf\xc3\xa9", "/stock")]:

@@ -33,6 +33,6 @@ def test_no_increment_is_lost_or_repeated(kind: str, address: str, tmp_path: Pat
     ],
 )
 def test_checker_reports_mistakes(log: list[tuple[int, int, int]], final: int, said: str) -> None:
-    """The check itself notices a lost update, a wrong one, an order of tokens and a final value that cannot be."""
+    """The checker finds a lost update, a wrong update, tokens in the wrong order and a wrong final value."""
     assert any(said in mistake for mistake in mistakes(log, final))
     assert mistakes([(1, 0, 1), (1, 1, 2), (3, 2, 3)], 3) == []

@@ -12,7 +12,7 @@ from tests.fences.fake_lease import fake_lease
 
 
 def test_write_block_that_awaits() -> None:
-    """A task that awaits inside its block shares its thread with others: they cannot enter between check and write."""
+    """While a task awaits inside its block, no other task of its thread can enter."""
     fence = MemoryFence()
     stock = {"apples": 100, "pears": 1}
 

@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def between() -> Iterator[tuple[Between, Any, Any]]:
-    """A store behind a server that is up to no good: that server, a client through it, and one past it."""
+    """Start a store behind a proxy that injects faults; yield the proxy, a client through it, and a direct client."""
     import boto3
 
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
@@ -89,7 +89,7 @@ def between() -> Iterator[tuple[Between, Any, Any]]:
 
 
 def test_lost_reply() -> None:
-    """A put whose reply was lost, and that the driver repeats by itself, is not taken for another's: no change twice."""
+    """If the driver repeats a put whose reply was lost, the fence recognises it, and makes the change once."""
     with between() as (server, client, _):
         fence = ObjectFence(client, "shop")
         fence.write(fake_lease(33), "apples", b"100")
@@ -111,7 +111,7 @@ def test_lost_reply() -> None:
 
 @pytest.mark.parametrize("ignored", [CONDITIONS, CONDITIONS[:1], CONDITIONS[1:]], ids="+".join)
 def test_store_that_ignores_conditions(ignored: tuple[str, ...]) -> None:
-    """A store that does not obey a condition that a write depends on is refused, and nothing is left behind."""
+    """The fence refuses a store that ignores a condition, and leaves nothing behind."""
     with between() as (server, client, direct):
         server.drop_headers = ignored
         direct.put_object(Bucket="shop", Key="apples", Body=b"100")
@@ -129,7 +129,7 @@ def test_store_that_ignores_conditions(ignored: tuple[str, ...]) -> None:
 
 
 def test_store_that_always_reports_a_conflict() -> None:
-    """A store that refuses each put is asked a bounded number of times."""
+    """After a limited number of refused puts the fence raises VersionConflict."""
     with between() as (server, client, _):
         fence = ObjectFence(client, "shop")
         fence.write(fake_lease(33), "apples", b"100")

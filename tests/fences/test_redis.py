@@ -136,7 +136,7 @@ def test_rebase_and_prune(one: Client, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_client_that_decodes_replies(redis_node: Redis) -> None:
-    """A client that decodes its answers is fine, too."""
+    """The fence works with a client that decodes replies."""
     caller = Client(f"redis://{redis_node.address}/9996", "blocking", decode_responses=True)
     caller.fence.set(fake_lease(34, "ö 7"), "apples", 1, resource="stock")
     assert caller.fence.token("stock") == 34
@@ -146,7 +146,7 @@ def test_client_that_decodes_replies(redis_node: Redis) -> None:
 
 
 def test_no_extra_round_trip(one: Client) -> None:
-    """A fenced write is one command from its second time on."""
+    """From the second time on, a fenced write is one command."""
     one.do(one.fence.set(fake_lease(34), "apples", 1, resource="stock"))
     before = one.do(one.client.info("commandstats"))
     one.do(one.fence.set(fake_lease(34), "apples", 2, resource="stock"))
@@ -159,7 +159,7 @@ def test_no_extra_round_trip(one: Client) -> None:
 
 
 def test_thousands_of_keys_and_fields(one: Client) -> None:
-    """Thousands of fields and keys are written in one atomic step, with the answers that the commands have."""
+    """The fence writes thousands of fields and keys in one atomic step, and returns the replies of the commands."""
     fence, do = one.fence, one.do
     fields = {f"field {number}": number for number in range(10_000)}
     assert do(fence.hset(fake_lease(34), "hash", fields, resource="stock")) == 10_000

@@ -13,6 +13,7 @@ import pytest
 
 import fencelock
 from fencelock import StaleToken
+from fencelock.fences import TokenPair
 from fencelock.fences.etcd import EtcdFence
 from fencelock.fences.memory import MemoryFence
 from fencelock.fences.redis import RedisFence
@@ -22,7 +23,7 @@ from tests.fences.counter_servers import counter_kinds
 
 
 class Fence(NamedTuple):
-    """A fence: how to enter, how to write, and what it remembers."""
+    """The functions of a fence: enter, write, and read its token."""
 
     enter: Callable[..., Any]
     write: Callable[..., Any]
@@ -65,6 +66,7 @@ def _redis(engines: Any, folder: Path, stack: ExitStack) -> Fence:
         fence.set(lease, "apples", 95, **named)
         fence.hset(lease, "sold", {"apples": 5}, **named)
         fence.delete(lease, "sold", **named)
+        fence.run(lease, "return 1", **named)
         with client.pipeline() as pipe:
             fenced = fence.pipeline(lease, pipe, *resource, **options)
             fenced.set("apples", 95)
@@ -127,7 +129,7 @@ def fence(kind: str, engines: Any, tmp_path: Path) -> Iterator[Fence]:
 
 @pytest.mark.parametrize("kind", counter_kinds(*MAKE))
 def test_resource_defaults_to_the_name_of_the_lease(fence: Fence, kind: str) -> None:
-    """Without a resource the lease's name is it; one that is named comes after the lease, by its place or by keyword."""
+    """The resource is the lease's name unless the caller names another one after the lease, by position or by keyword."""
     with fencelock.connect(f"memory://resource-{kind}") as locks:
         with locks.lock("order:42") as old:
             fence.enter(old)
@@ -138,15 +140,16 @@ def test_resource_defaults_to_the_name_of_the_lease(fence: Fence, kind: str) -> 
         with locks.lock("order:42") as new:
             fence.enter(new)
             fence.write(new)
+            stale = TokenPair(old.token, old.id, old.name)  # without the clock of the lease, which was released
             with pytest.raises(StaleToken, match="'order:42' refused token"):
-                fence.enter(old)
-            fence.write(old, "stock")  # nobody newer has been there
+                fence.enter(stale)
+            fence.write(stale, "stock")  # this resource has accepted no newer token
             assert (fence.token("order:42"), fence.token("stock")) == (new.token, old.token)
 
 
 @pytest.mark.parametrize("kind", counter_kinds(*MAKE))
 def test_a_lease_without_a_name_needs_a_resource(fence: Fence) -> None:
-    """Nothing is taken for the resource that nobody has named, and a resource in the lease's place is refused in words."""
+    """A lease without a name needs a resource; a resource in place of the lease is refused with advice."""
     for step in (fence.enter, fence.write):
         with pytest.raises(TypeError, match=r"a fence's resource must be given, as in resource='order:42'"):
             step(SimpleNamespace(token=34, id="a"))

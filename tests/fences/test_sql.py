@@ -1,4 +1,4 @@
-"""The SQL fence, and what commands under `fencelock run` hand to it."""
+"""The SQL fence, and the token pair of a command under `fencelock run`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE = SimpleNamespace(token=34, id="a")
 
 @pytest.fixture
 def database() -> Iterator[sqlite3.Connection]:
-    """A database of the application's own."""
+    """The application's database."""
     connection = sqlite3.connect(":memory:")
     yield connection
     connection.close()
@@ -30,7 +30,7 @@ def database() -> Iterator[sqlite3.Connection]:
 
 @pytest.mark.parametrize("thing", [None, "app.db", sqlite3, object()])
 def test_not_a_connection(thing: Any) -> None:
-    """What is not a connection is refused by its type, and the message says what would be one."""
+    """Anything but a connection is refused, and the message lists what is supported."""
     with pytest.raises(TypeError, match=r"a connection or a cursor is needed, of sqlite3, psycopg, .*, not "):
         SqlFence().check(thing, LEASE, "x")
     with pytest.raises(TypeError, match=r"a connection or a cursor is needed, of sqlite3, psycopg, .*, not "):
@@ -50,14 +50,14 @@ def test_not_a_connection(thing: Any) -> None:
     ],
 )
 def test_not_a_lease(database: sqlite3.Connection, lease: Any) -> None:
-    """What has no token or no id is refused before anything is executed."""
+    """An object without a token or an id is refused before the first statement."""
     with pytest.raises(TypeError, match=r"token \(int\) and an id \(str\)"):
         SqlFence().check(database, lease, "x")
     assert not database.in_transaction
 
 
 def test_wrong_types_are_named(database: sqlite3.Connection) -> None:
-    """A token of the wrong type is shown, and said to be a token where only that was given."""
+    """The error shows a token of the wrong type."""
     with pytest.raises(TypeError, match=r"not TokenPair with the token '34' and the id 'a': convert"):
         SqlFence().check(database, TokenPair("34", "a"), "x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^a token is an int such as 34, not '3' \(str\)$"):
@@ -97,7 +97,7 @@ def test_prune_in_a_block_leaves_no_transaction_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("token", "id"), [(-1, "a"), (2**53, "a"), (34, ""), (34, "a\0b"), (34, "ä" * 200)])
 def test_invalid_tokens_and_ids_are_refused(database: sqlite3.Connection, token: int, id: str) -> None:
-    """Numbers and ids that not every database could keep exactly are refused."""
+    """Tokens and ids that some database could not store exactly are refused."""
     with pytest.raises(ValueError, match=r"a token is a number|the id of a claim is"):
         SqlFence().check(database, SimpleNamespace(token=token, id=id), "x")
 
@@ -127,21 +127,8 @@ def test_not_a_resource(database: sqlite3.Connection, resource: Any, error: type
         SqlFence().rebase(database, resource, 5, reason="why")
 
 
-def test_released_lease_is_accepted_until_a_newer_one_came(database: sqlite3.Connection) -> None:
-    """The fence knows nothing of locks: a released lease gets in as long as nobody newer has been here."""
-    with fencelock.connect("memory://fence-released") as locks:
-        with locks.lock("x") as old:
-            pass
-        with database:
-            SqlFence().check(database, old, "x")
-        with locks.lock("x") as new, database:
-            SqlFence().check(database, new, "x")
-        with pytest.raises(StaleToken), database:
-            SqlFence().check(database, old, "x")
-
-
 def test_from_environ(database: sqlite3.Connection) -> None:
-    """What `fencelock run` put into the environment does for a fence what a lease does."""
+    """A fence takes the token pair that `fencelock run` put into the environment in place of a lease."""
     mine = from_environ({"FENCELOCK_TOKEN": "34", "FENCELOCK_ID": "a", "FENCELOCK_NAME": "x", "OTHER": "y"})
     assert mine == TokenPair(34, "a", "x")
     with database:

@@ -1,4 +1,4 @@
-"""The SQL fence on connections as callers have set them up for themselves."""
+"""The SQL fence on connections with the callers' own settings, and the fence in a column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fencelock import FencelockError, StaleToken
+from fencelock import FencelockError, InvalidType, StaleToken
 from fencelock.aio.fences import sql as aio_sql
 from fencelock.fences.sql import FenceColumn, SqlFence
 
@@ -18,13 +18,13 @@ OLD, NEW = SimpleNamespace(token=33, id="a"), SimpleNamespace(token=34, id="b")
 
 
 def as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a row as the many programs want it that have read the manual of sqlite3."""
+    """Return a row as a dict, as in the manual of sqlite3."""
     return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
 
 
 @pytest.mark.parametrize("factory", [None, sqlite3.Row, as_dict, lambda *_: None])
 def test_row_factory(factory: Any) -> None:
-    """Whatever the caller makes of rows, an old token is a StaleToken."""
+    """An old token raises StaleToken with every row factory of the caller."""
     database = sqlite3.connect(":memory:")
     database.row_factory = factory
     with database:
@@ -35,7 +35,7 @@ def test_row_factory(factory: Any) -> None:
 
 
 def test_first_token_after_rebase() -> None:
-    """A fence that was moved by hand lets that token in, for one claim, as the fence in memory does."""
+    """A fence that was rebased accepts that token for one claim, as MemoryFence does."""
     database = sqlite3.connect(":memory:")
     with database:
         SqlFence().check(database, NEW, "r")
@@ -54,7 +54,7 @@ if sys.version_info >= (3, 12):
 
 @pytest.mark.parametrize("options", AUTOCOMMIT, ids=str)
 def test_every_form_of_autocommit_is_refused(options: dict[str, Any]) -> None:
-    """A connection in autocommit mode is refused, however that was set, until a transaction is begun."""
+    """A connection in autocommit mode is refused, with each way to set it, until a transaction is begun."""
     import aiosqlite
 
     async def use() -> None:
@@ -74,7 +74,7 @@ def test_every_form_of_autocommit_is_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rowcount", [-1, None])
 def test_unknown_rowcount_is_refused(rowcount: Any) -> None:
-    """If a driver cannot say how many rows an UPDATE found, the token is refused."""
+    """The token is refused if the driver does not count the rows that an UPDATE found."""
     column = FenceColumn(paramstyle="qmark")
     with pytest.raises(StaleToken):
         column.check(NEW, 0, "r")
@@ -85,25 +85,25 @@ def test_unknown_rowcount_is_refused(rowcount: Any) -> None:
 
 @pytest.mark.parametrize("rowcount", ["0", "1", True, 1.0, [], SimpleNamespace(rowcount=0)], ids=repr)
 def test_invalid_rowcount_is_refused(rowcount: Any) -> None:
-    """A cursor in place of its count, or anything else that is no int, is refused with a word on what is wanted."""
-    with pytest.raises(TypeError, match=r"rowcount"):
+    """A cursor in place of its count, or anything else but an int, is refused, and the error says what is needed."""
+    with pytest.raises(InvalidType, match=r"rowcount.*roll back"):
         FenceColumn(paramstyle="qmark").check(NEW, rowcount, "r")
 
 
 def test_rowcount_above_one_is_refused() -> None:
-    """An UPDATE of several rows may have left out some that a newer holder has written, so it passes for none."""
+    """An UPDATE of several rows is refused: it may have skipped rows that a newer holder has written."""
     with pytest.raises(FencelockError, match=r"found 2 rows of 'r'.*one row"):
         FenceColumn(paramstyle="qmark").check(NEW, 2, "r")
 
 
 def test_missing_row_is_named_as_a_cause() -> None:
-    """Databases the UPDATE found nothing, the refusal says what that may be besides a newer holder."""
+    """If the UPDATE found no row, the error names the possible causes besides a newer holder."""
     with pytest.raises(StaleToken, match=r"found no row.*missing.*FOUND_ROWS"):
         FenceColumn(paramstyle="qmark").check(NEW, 0, "r")
 
 
 def test_columns_that_were_added_later() -> None:
-    """Rows from before the columns, with NULL in them, start at the first token that comes, as a resource without a mark."""
+    """A row whose fence columns are NULL accepts any first token, as a resource without a mark does."""
     database = sqlite3.connect(":memory:")
     database.execute("CREATE TABLE stock (sku TEXT, fence INTEGER, fence_id TEXT)")
     database.execute("INSERT INTO stock (sku) VALUES ('apple')")
@@ -122,7 +122,7 @@ def test_columns_that_were_added_later() -> None:
 
 
 def test_raw_connection_of_an_sqlalchemy_pool() -> None:
-    """What SQLAlchemy's pools give out stands for the driver's connection in it."""
+    """The fence takes a raw connection from a pool of SQLAlchemy."""
     import sqlalchemy
 
     engine = sqlalchemy.create_engine("sqlite://")

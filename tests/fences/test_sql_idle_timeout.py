@@ -44,7 +44,7 @@ def test_standalone_fence_resets_the_limit_for_a_pool(connect: Connect, where: D
 
 @pytest.mark.parametrize("ttl", [float("inf"), 1e12, -5.0, 0, None, max, "30", float("nan"), True], ids=str)
 def test_ttl_of_another_service(connect: Connect, ttl: Any) -> None:
-    """A lease of another service may have anything as its ttl: 30 s are used if it is no time, and a long one is cut."""
+    """For a ttl of another service that is no number the fence uses 30 s, and it limits a very long one."""
     connection = connect()
     FENCE.check(connection, SimpleNamespace(token=34, id="a", ttl=ttl), "stock")
     run(connection, "UPDATE stock SET n = 95")
@@ -71,11 +71,11 @@ def test_error_after_an_idle_transaction_was_ended(where: Databases, kind: str, 
         FENCE.create(newer)
         newer.commit()
         with open_connection(kind, where) as older:
-            older.do(type(older.fence)(idle_timeout=1).check(older.handed, fake_lease(33), f"idle {kind}"))
+            older.do(type(older.fence)(idle_timeout=1).check(older.connection, fake_lease(33), f"idle {kind}"))
             FENCE.check(newer, fake_lease(34), f"idle {kind}")  # waits until the server has ended the other
             newer.commit()
             with pytest.raises(Exception, match=r"idle-in-transaction|closed|gone away|Lost connection") as caught:
-                older.do(older.fence.token(older.handed, "x"))
+                older.do(older.fence.token(older.connection, "x"))
             assert f"{type(caught.value).__module__}.{type(caught.value).__qualname__}" == error
     finally:
         newer.close()

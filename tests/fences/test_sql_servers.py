@@ -43,7 +43,7 @@ def test_newer_holder_waits_for_the_commit(connect: Connect) -> None:
 
 
 def test_a_read_before_the_check_loses_a_write(connect: Connect) -> None:
-    """Why the check comes first: 34 reads, 33 writes, 34 writes what it made of its read, and 33's write is gone."""
+    """Without the check first, a write is lost: 34 reads, 33 writes, and 34 overwrites the write of 33."""
     old, new = connect(), connect()
     if "pymysql" in type(new).__module__:
         run(new, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -59,7 +59,7 @@ def test_a_read_before_the_check_loses_a_write(connect: Connect) -> None:
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_check_that_waited_under_stricter_isolation(connect: Connect, server: str, level: str) -> None:
-    """With the check first nothing is lost: PostgreSQL has the transaction repeated, MariaDB reads what was committed."""
+    """With the check first no write is lost: PostgreSQL demands a repetition, MariaDB reads the committed value."""
     old, new = connect(), connect()
     for one in (old, new):
         run(
@@ -92,7 +92,7 @@ def test_check_that_waited_under_stricter_isolation(connect: Connect, server: st
 
 
 def test_a_snapshot_from_before_the_check(connect: Connect, server: str) -> None:
-    """PostgreSQL refuses to go on from an older snapshot; MariaDB would lose the write, as the page on it says first."""
+    """After a read before the check, PostgreSQL refuses the check, and MariaDB keeps reading its old snapshot."""
     old, new = connect(), connect()
     if server == "postgres":
         run(new, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -111,7 +111,7 @@ def test_a_snapshot_from_before_the_check(connect: Connect, server: str) -> None
 
 
 def test_an_idle_transaction_is_ended_by_the_server(connect: Connect, server: str) -> None:
-    """A holder that is silent inside its transaction for longer than the bound holds nobody up, and cannot commit."""
+    """The server ends a transaction that is idle for too long: the next holder continues, and the first cannot commit."""
     old, new = connect(), connect()
     SqlFence(idle_timeout=1).check(old, fake_lease(33), "stock")
     run(old, "UPDATE stock SET n = 0")
@@ -124,7 +124,7 @@ def test_an_idle_transaction_is_ended_by_the_server(connect: Connect, server: st
 
 
 def idle_bound(connection: Any, server: str) -> str:
-    """What the server says of idle transactions on this connection."""
+    """Return the limit on idle transactions of this connection."""
     setting = (
         "SHOW idle_in_transaction_session_timeout" if server == "postgres" else "SELECT @@idle_transaction_timeout"
     )
@@ -132,7 +132,7 @@ def idle_bound(connection: Any, server: str) -> str:
 
 
 def test_restore_resets_the_idle_timeout(connect: Connect, server: str) -> None:
-    """The bound ends with the transaction on PostgreSQL, with `restore` on MariaDB; a shorter one of the caller's stays."""
+    """The limit ends with the transaction on PostgreSQL, with `restore` on MariaDB; a shorter limit stays."""
     connection = connect()
     session = "idle_in_transaction_session_timeout" if server == "postgres" else "idle_transaction_timeout"
     before = ""
@@ -158,7 +158,7 @@ def test_restore_resets_the_idle_timeout(connect: Connect, server: str) -> None:
 def test_idle_timeout_is_30_s_or_twice_the_ttl(
     connect: Connect, server: str, bound: Any, ttl: float | None, seconds: int
 ) -> None:
-    """The bound is the larger of the two, 30 s for credentials without a ttl, or what the caller has chosen."""
+    """The limit is 30 s or twice the ttl, whichever is more, unless the caller sets another one."""
     connection = connect()
     more = {} if ttl is None else {"ttl": ttl}
     SqlFence(idle_timeout=bound).check(connection, SimpleNamespace(token=34, id="a", **more), "stock")
@@ -180,7 +180,7 @@ def test_transaction_may_outlive_the_remaining_time_of_its_lease(connect: Connec
 
 @pytest.mark.parametrize("bound", [0, -1, 0.05, float("nan"), float("inf")])
 def test_invalid_idle_timeout(bound: float) -> None:
-    """A bound that would end every transaction, or none, is refused."""
+    """An idle timeout that would end every transaction, or none, is refused."""
     with pytest.raises(ValueError, match="idle_timeout"):
         SqlFence(idle_timeout=bound)
 
@@ -227,7 +227,7 @@ def test_prune_while_a_stale_holder_checks(connect: Connect, server: str, level:
 
 
 def test_missing_table(connect: Connect) -> None:
-    """Without its table the fence says what to run; it does not make one in the middle of the caller's transaction."""
+    """Without its table the fence says how to create it, and does not create it in the caller's transaction."""
     connection = connect()
     run(connection, "DROP TABLE fencelock_fence")
     connection.commit()
@@ -249,7 +249,7 @@ def test_similar_names_are_different_resources(connect: Connect) -> None:
 
 
 def test_fence_column(connect: Connect, server: str) -> None:
-    """The token in the row itself: a stale holder's UPDATE finds nothing, an equal token of another owner neither."""
+    """The UPDATE of a stale holder, or of another claim with an equal token, finds no row."""
     connection = connect(**({"client_flag": CLIENT.FOUND_ROWS} if server == "mariadb" else {}))
     column = FenceColumn(paramstyle="pyformat")
 
@@ -274,7 +274,7 @@ def test_fence_column(connect: Connect, server: str) -> None:
 
 
 def test_concurrent_first_checks(connect: Connect) -> None:
-    """Many who are the first to name a resource, all at once, neither deadlock nor pass in the wrong order."""
+    """Concurrent first checks of a resource do not deadlock, and are accepted in the order of their tokens."""
     connections = [connect() for _ in range(6)]
     passed: list[int] = []
 
@@ -296,7 +296,7 @@ def test_concurrent_first_checks(connect: Connect) -> None:
 
 @pytest.mark.parametrize("server", ["mariadb"])
 def test_snapshot_isolation_of_newer_mariadb(connect: Connect) -> None:
-    """With innodb_snapshot_isolation, as MariaDB 11.6 comes, a check first is as ever, and a read before it is noticed."""
+    """With innodb_snapshot_isolation, the default of MariaDB 11.6, a read before the check is an error."""
     old, new, early = connect(), connect(), connect()
     for one in (old, new, early):
         run(one, "SET SESSION innodb_snapshot_isolation = ON")

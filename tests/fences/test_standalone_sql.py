@@ -25,7 +25,7 @@ OLD, NEW = SimpleNamespace(token=33, id="a"), SimpleNamespace(token=34, id="b")
 
 @pytest.fixture
 def url(where: Databases) -> str:
-    """A PostgreSQL with the fence's table, empty."""
+    """A PostgreSQL with an empty fence table."""
     with psycopg.connect(postgres_url(where)) as connection:
         SqlFence().create(connection)
         connection.execute("TRUNCATE fencelock_fence")
@@ -33,7 +33,7 @@ def url(where: Databases) -> str:
 
 
 def enter_often(fence: StandaloneSqlFence) -> None:
-    """Enter more often than the pools have connections, and be refused in between."""
+    """Enter more often than the pool has connections, with refusals in between."""
     for _ in range(4):
         fence.enter(NEW, "printer")
         with pytest.raises(StaleToken):
@@ -42,7 +42,7 @@ def enter_often(fence: StandaloneSqlFence) -> None:
 
 @pytest.mark.parametrize("how", ["connection", "getconn", "getconn of one that returns at close"])
 def test_psycopg_pool(url: str, how: str) -> None:
-    """A pool of psycopg's gets its connections back, however they were taken."""
+    """A pool of psycopg gets its connections back, with each way to take them."""
     close_returns = "close" in how
     with ConnectionPool(url, min_size=1, max_size=2, timeout=30, close_returns=close_returns) as pool:
         enter_often(StandaloneSqlFence(pool.connection if how == "connection" else pool.getconn))
@@ -51,7 +51,7 @@ def test_psycopg_pool(url: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["connection", "getconn"])
 def test_psycopg_pool_awaited(url: str, how: str) -> None:
-    """The same, awaited."""
+    """An asyncio pool of psycopg gets its connections back, with each way to take them."""
 
     async def use() -> None:
         async with AsyncConnectionPool(url, min_size=1, max_size=2, timeout=30, open=False) as pool:
@@ -66,7 +66,7 @@ def test_psycopg_pool_awaited(url: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["connect", "begin", "session"])
 def test_alchemy(url: str, how: str) -> None:
-    """SQLAlchemy's engine and its session factories."""
+    """The fence takes connections from an engine and from session factories of SQLAlchemy."""
     import sqlalchemy
     from sqlalchemy.orm import scoped_session, sessionmaker
 
@@ -80,7 +80,7 @@ def test_alchemy(url: str, how: str) -> None:
 
 
 def test_alchemy_awaited(url: str) -> None:
-    """SQLAlchemy's engine of asyncio's."""
+    """The fence takes connections from an asyncio engine of SQLAlchemy."""
     from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
     async def use() -> None:
@@ -100,7 +100,7 @@ def test_alchemy_awaited(url: str) -> None:
 
 @pytest.mark.parametrize("how", ["connect", "pool"])
 def test_asyncpg(url: str, how: str) -> None:
-    """asyncpg's connections, closed after each entry, and those of its pool, given back."""
+    """The fence closes a connection of asyncpg, and gives one of a pool back."""
     import asyncpg
 
     async def use() -> None:
@@ -129,7 +129,7 @@ def test_the_other_half_refuses_the_connection(tmp_path: Any) -> None:
 
 
 def test_own_context_manager() -> None:
-    """A context manager of the caller's own decides what becomes of the connection."""
+    """The fence leaves the caller's context manager, and does not close its connection."""
     database, left = sqlite3.connect(":memory:"), []
 
     @contextmanager
@@ -150,9 +150,11 @@ def test_own_context_manager() -> None:
 @pytest.mark.parametrize("make", [SqlFence, lambda: None, str, lambda: sqlite3.connect(":memory:")])
 @pytest.mark.parametrize("middleware", [FencingMiddleware, WsgiFencingMiddleware])
 def test_invalid_fence_is_refused(middleware: Any, make: Callable[[], Any]) -> None:
-    """A middleware is not made with what it could not ask, and says what it wants."""
+    """A middleware refuses anything without `enter`, a standalone fence anything that opens no connection, with advice."""
     given = make()
-    with pytest.raises(TypeError, match=r"a function that opens a connection.*not "):
+    with pytest.raises(
+        TypeError, match=r"a fence with enter\(lease, resource\).*a function that opens a connection.*not "
+    ):
         middleware(lambda: None, given, resource=path_of)
     with pytest.raises(TypeError, match=r"a function that opens a connection.*not "):
         StandaloneSqlFence(given)
@@ -160,7 +162,14 @@ def test_invalid_fence_is_refused(middleware: Any, make: Callable[[], Any]) -> N
         given.close()
 
 
+@pytest.mark.parametrize("middleware", [FencingMiddleware, WsgiFencingMiddleware])
+def test_function_in_place_of_a_fence(middleware: Any) -> None:
+    """A middleware refuses a function that opens connections, and says which fence takes it."""
+    with pytest.raises(InvalidType, match=r"StandaloneSqlFence\(connect\).*not function"):
+        middleware(lambda: None, lambda: sqlite3.connect(":memory:"), resource=path_of)
+
+
 def test_function_that_opens_no_connection() -> None:
-    """What a function gave that is no connection is named at the first entry."""
+    """The first entry raises an error that names an object which is no connection."""
     with pytest.raises(TypeError, match=r"a connection or a cursor is needed.*not int"):
         StandaloneSqlFence(lambda: 5).enter(NEW, "printer")

@@ -1,4 +1,4 @@
-"""Real processes on real resources: a holder is stopped, another one writes, the first goes on."""
+"""Real processes on real resources: a holder is stopped, another one writes, the first continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fences.counters import COUNTERS, SqliteCounter, close, open_counter
 from tests.support.processes import Child
 
 TTL = 3.0
-"""Of the one that is stopped: it has to be kept until then, also on a busy machine."""
+"""The ttl of the holder that is stopped, long enough that it does not lose its lease before that on a busy machine."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def start() -> Iterator[Callable[..., Child]]:
 
 @pytest.mark.parametrize("kind", counter_kinds(*COUNTERS))
 def test_stopped_between_read_and_write(kind: str, address: str, start: Callable[..., Child], tmp_path: Path) -> None:
-    """The first one's write is refused by the fence; without it, the second one's write is lost."""
+    """The fence refuses the write of the stopped holder, by its clock and by its token; without it, a write is lost."""
     url = f"sqlite:///{tmp_path}/locks.db"
     holder = start(kind, address, url, str(TTL))
     with fencelock.connect(url, ttl=30) as locks, ExitStack() as stack:
@@ -49,6 +49,8 @@ def test_stopped_between_read_and_write(kind: str, address: str, start: Callable
             assert stock.read(lease) == saw
             stock.write(lease, saw, saw + 1)
             holder.resume()
+            if fenced:
+                assert holder.request("write_with_clock") == "LeaseLost"
             assert holder.request("write") == ("StaleToken" if fenced else "written")
             newest = stock.accepted()[-2:]
             assert newest[-1][:2] == (lease.token, saw) if fenced else newest[0][1] == newest[1][1] == saw
@@ -57,7 +59,7 @@ def test_stopped_between_read_and_write(kind: str, address: str, start: Callable
 
 @pytest.mark.parametrize("kind", counter_kinds("postgres", "mariadb"))
 def test_stopped_inside_its_transaction(kind: str, address: str, start: Callable[..., Child], tmp_path: Path) -> None:
-    """The server ends the transaction of the one that is stopped, the second writes, and the first cannot commit."""
+    """The server ends the transaction of a stopped holder; the next holder writes, and the stopped one cannot commit."""
     url = f"sqlite:///{tmp_path}/locks.db"
     holder = start(kind, address, url, str(TTL))
     stock = open_counter(kind, address)
@@ -75,7 +77,7 @@ def test_stopped_inside_its_transaction(kind: str, address: str, start: Callable
 
 
 def test_stopped_inside_its_transaction_on_sqlite(start: Callable[..., Child], tmp_path: Path) -> None:
-    """SQLite cannot end it: the second waits for the first, and then goes on from what that has written."""
+    """SQLite cannot end the transaction of a stopped holder: the next holder waits, and then reads what it has written."""
     url, address = f"sqlite:///{tmp_path}/locks.db", str(tmp_path / "stock")
     stock = SqliteCounter.open(address, fenced=True)
     SqliteCounter.prepare(stock.connection)
@@ -100,7 +102,7 @@ def test_stopped_inside_its_transaction_on_sqlite(start: Callable[..., Child], t
 def test_stopped_inside_its_transaction_without_a_fence(
     kind: str, address: str, start: Callable[..., Child], tmp_path: Path
 ) -> None:
-    """Without the fence the first one commits over the second one's write, and that is lost."""
+    """Without the fence the stopped holder commits over the next holder's write, which is lost."""
     holder = start(kind, address, f"sqlite:///{tmp_path}/locks.db", "1")
     stock = open_counter(kind, address, fenced=False)
     holder.request("bare")

@@ -31,7 +31,7 @@ def client(zookeeper1: ZooKeeper) -> Iterator[Any]:
 
 
 class Interrupted(ZooKeeperFence):
-    """A fence at which something else happens between the look and the write of an entry, once."""
+    """A fence that calls `meanwhile` once between the read and the write of an entry."""
 
     meanwhile: Callable[[], object] | None = None
 
@@ -43,7 +43,7 @@ class Interrupted(ZooKeeperFence):
 
 
 def outcome(work: Callable[[], object]) -> Any:
-    """Return the error that something ends with, or None; fail if it does not end."""
+    """Return the error that a function raises, or None; fail if it does not return."""
     errors: list[Any] = [None]
 
     def run() -> None:
@@ -60,7 +60,7 @@ def outcome(work: Callable[[], object]) -> Any:
 
 
 def test_without_write_permission(client: Any) -> None:
-    """Where the server refuses for another reason than a change meanwhile, that comes out, and nothing is tried for ever."""
+    """The fence raises an error of the server other than a concurrent change, and does not retry."""
     from kazoo.exceptions import NoAuthError
     from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 

@@ -13,13 +13,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from fencelock.fences import TokenPair
 from fencelock.fences.http import WsgiFencingMiddleware, parse
+from fencelock.fences.sql import StandaloneSqlFence
 from tests.fences.counters import Document
 
 texts: dict[str, str] = {}
 
 
 def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Give the text, or change it."""
+    """Return the text, or change it."""
     place = environ["PATH_INFO"]
     if environ["REQUEST_METHOD"] == "PUT":
         fields = json.loads(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
@@ -36,7 +37,7 @@ class Server(ThreadingMixIn, WSGIServer):
 
 
 class Quiet(WSGIRequestHandler):
-    """No log."""
+    """Logs nothing."""
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -46,7 +47,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     fenced = WsgiFencingMiddleware(
         application,
-        lambda: sqlite3.connect(folder / "fences.db"),
+        StandaloneSqlFence(lambda: sqlite3.connect(folder / "fences.db")),
         resource=lambda environ: None if environ["PATH_INFO"] == "/bare" else environ["PATH_INFO"],
     )
     with make_server("127.0.0.1", 0, fenced, Server, Quiet) as server:

@@ -28,23 +28,23 @@ from fencelock import aio
         {"every": 60, "purpose": "correctness"},
     ],
 )
-def test_wrong_options_of_a_schedule(options: dict[str, Any]) -> None:
-    """A wrong option is refused when the schedule is made."""
+def test_wrong_option_of_a_schedule_is_refused(options: dict[str, Any]) -> None:
+    """Creating a schedule refuses a wrong option."""
     with fencelock.connect("memory://jobs") as locks:
         with pytest.raises((fencelock.InvalidArgument, fencelock.GuaranteeUnavailable), match=r"ttl|job"):
             locks.schedule("job", **options)
 
 
 @pytest.mark.parametrize("options", [{"keep": 1}, {"keep": None}, {"attempts": 1.5}, {"slot": ""}, {"slot": 5}])
-def test_wrong_options_of_once(options: dict[str, Any]) -> None:
-    """A wrong option is refused when the object is made."""
+def test_wrong_option_of_once_is_refused(options: dict[str, Any]) -> None:
+    """Creating a `once` object refuses a wrong option."""
     with fencelock.connect("memory://jobs") as locks:
         with pytest.raises(fencelock.InvalidArgument):
             locks.once("job", **{"slot": "1", **options})
 
 
-async def test_work_fits_the_api() -> None:
-    """A coroutine function is refused by the blocking API, and a plain function by asyncio's, before anything runs."""
+async def test_work_of_the_wrong_kind_is_refused() -> None:
+    """The blocking API refuses a coroutine function and asyncio's a plain one, before anything runs."""
 
     async def awaited(slot: Any) -> None: ...
 
@@ -65,8 +65,8 @@ async def test_work_fits_the_api() -> None:
             other(plain)  # type: ignore[arg-type]
 
 
-async def test_decorator() -> None:
-    """A decorated function has its name and no argument, as schedulers expect; each call runs what is due."""
+async def test_decorated_function_takes_no_argument_and_runs_what_is_due() -> None:
+    """A decorated function keeps its name and takes no argument, as schedulers expect; each call runs what is due."""
     ran: list[object] = []
     with fencelock.connect("memory://decorated") as locks:
 
@@ -88,11 +88,11 @@ async def test_decorator() -> None:
     assert len(ran) == 2
 
 
-def test_next_slot() -> None:
-    """`next` is the next slot in UTC, whatever the time zone of the expression."""
+def test_next_returns_utc() -> None:
+    """`next` returns the next slot in UTC, whatever the time zone of the expression."""
     with fencelock.connect("memory://jobs") as locks:
         schedule = locks.schedule("next", cron="30 2 * * *", tz="Europe/Berlin")
-        schedule._factory.clock = lambda: datetime(2026, 7, 1, 12, tzinfo=UTC).timestamp()
+        schedule._schedule.clock = lambda: datetime(2026, 7, 1, 12, tzinfo=UTC).timestamp()
         assert schedule.next() == datetime(2026, 7, 2, 0, 30, tzinfo=UTC)
         assert repr(schedule) == "<Schedule 'next'>"
 
@@ -102,7 +102,7 @@ def test_history_is_bounded() -> None:
     with fencelock.connect("memory://history") as locks:
         schedule = locks.schedule("history", every=60)
         for minute in range(60):
-            schedule._factory.clock = partial(float, 1_800_000_000 + 60 * minute)
+            schedule._schedule.clock = partial(float, 1_800_000_000 + 60 * minute)
             assert len(schedule.run_due(lambda slot: None)) == 1
         assert len(schedule.history(100)) == 50
         newest = schedule.history(1)[0].time
@@ -113,7 +113,7 @@ def test_history_is_bounded() -> None:
 
 
 def test_stop_ends_the_sleep_soon() -> None:
-    """`run` of a schedule whose next slot is far away ends within a second after `stop`, and after the client is closed."""
+    """`run` with a distant next slot ends within a second after `stop`, and after the client is closed."""
     for end in ("stop", "close"):
         locks = fencelock.connect(f"memory://stopped-{end}")
         stop, errors = threading.Event(), list[Exception]()
@@ -134,8 +134,8 @@ def test_stop_ends_the_sleep_soon() -> None:
         locks.close()
 
 
-async def test_cancelled_run_is_failed() -> None:
-    """A task that is cancelled during its work records that the run failed, and stays cancelled."""
+async def test_cancelled_run_is_recorded_as_failed() -> None:
+    """A task that is cancelled during its work records a failed run, and stays cancelled."""
     async with aio.connect("memory://cancelled") as locks:
         schedule = locks.schedule("job", every=31536000, within=4e7)
         began = asyncio.Event()

@@ -91,7 +91,7 @@ def test_crontab_on_ten_hosts(tmp_path: Path) -> None:
     assert run_on_hosts(shlex.split(command), tmp_path, 10) == ["bill"]
 
 
-def test_kubernetes(tmp_path: Path) -> None:
+def test_two_pods_of_a_cronjob_run_the_slot_once(tmp_path: Path) -> None:
     """Of two pods that a CronJob starts for one slot, one runs the command."""
     make_script(tmp_path)
     (found,) = re.findall(r"command: (\[.*\])", block("yaml"))
@@ -104,14 +104,14 @@ def test_kubernetes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "program"), [("apscheduler", APSCHEDULER), ("celery", CELERY)], ids=["apscheduler", "celery"]
 )
-def test_schedulers(tmp_path: Path, package: str, program: str) -> None:
+def test_two_hosts_with_schedulers_run_the_slot_once(tmp_path: Path, package: str, program: str) -> None:
     """Two hosts whose schedulers are due at the same time run the slot once."""
     (tmp_path / "jobs.py").write_text(with_slot(block(f"python {package}")) + program)
     lines = run_on_hosts([sys.executable, "jobs.py"], tmp_path, 2)
     assert [line[:10] for line in lines] == ["report for"]
 
 
-def test_example_program(tmp_path: Path) -> None:
+def test_two_processes_of_the_example_run_each_slot_once(tmp_path: Path) -> None:
     """Two processes of examples/nightly_job.py run each slot once between them."""
     lines = run_on_hosts([sys.executable, str(ROOT / "examples/nightly_job.py"), "--seconds", "5"], tmp_path, 2)
     ran = Counter(line.split()[5].rstrip(",") for line in lines if "bill the customers" in line)

@@ -85,8 +85,8 @@ def test_fixed_time_that_comes_twice_runs_once(zone: str, day: str, expected: li
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
 @pytest.mark.parametrize("day", ["2026-03-08", "2026-03-29", "2026-04-05", "2026-10-04", "2026-10-25", "2026-11-01"])
-def test_slots_do_not_depend_on_where_one_looks(zone: str, day: str) -> None:
-    """Processes that begin at any minute of such a day agree about all later slots; a star follows the elapsed time."""
+def test_slots_do_not_depend_on_the_start(zone: str, day: str) -> None:
+    """Processes that start at any minute of such a day agree about all later slots; `*` follows the elapsed time."""
     for expression in ("30 2 * * *", "0,15,45 1,2,3 * * *", "*/20 * * * *"):
         table = make_timetable(expression, None, zone, "job")
         begin = us(f"{day}T00:00") - 14 * HOUR
@@ -100,15 +100,15 @@ def test_slots_do_not_depend_on_where_one_looks(zone: str, day: str) -> None:
 
 
 def test_every_counts_from_the_epoch() -> None:
-    """All processes agree about the slots of `every`, whenever they were started; fractions stay exact."""
+    """All processes agree about the slots of `every`, whenever they start; fractions stay exact."""
     table = make_timetable(None, 0.3, "UTC", "job")
     slots = list(islice(table.after(us("2026-07-01T00:00:00.000001")), 1000))
     assert all(slot % 300_000 == 0 for slot in slots)
     assert {other - one for one, other in pairwise(slots)} == {300_000}
 
 
-def test_text_of_a_timetable_is_enough_to_make_it() -> None:
-    """`fencelock jobs` finds the next slot from what the record stores."""
+def test_timetable_can_be_made_from_its_text() -> None:
+    """The text that the record stores is enough to find the next slot, as `fencelock jobs` does."""
     for table in (
         make_timetable(None, 86400, "UTC", "job"),
         make_timetable(None, 0.3, "UTC", "job"),
@@ -136,7 +136,7 @@ def test_text_of_a_timetable_is_enough_to_make_it() -> None:
     ],
 )
 def test_wrong_expressions_are_refused(options: dict[str, object]) -> None:
-    """A schedule without a meaning is an InvalidArgument that names it."""
+    """A schedule without a meaning raises InvalidArgument, which names it."""
     given = {"cron": None, "every": None, "tz": "UTC", **options}
     with pytest.raises(InvalidArgument, match="'job'"):
         make_timetable(given["cron"], given["every"], given["tz"], "job")
@@ -180,8 +180,8 @@ def planned(state: State | None, rules: Rules, now: int, since: int, early: int 
         ("latest", 0.25, []),
     ],
 )
-def test_fleet_was_down_for_six_hours(catch_up: CatchUp, within: float, expected: list[int]) -> None:
-    """What runs at 18:30, in a fleet that ran the slot of 12:00 and then was down."""
+def test_catch_up_after_six_hours_of_downtime(catch_up: CatchUp, within: float, expected: list[int]) -> None:
+    """A fleet that ran the slot of 12:00 and was down until 18:30 runs the slots that `catch_up` says."""
     now = us("2026-07-01T18:30")
     twelve = us("2026-07-01T12:00")
     state = State(HOURLY.text, twelve, (finished(twelve, twelve, twelve + MINUTE),))
@@ -190,7 +190,7 @@ def test_fleet_was_down_for_six_hours(catch_up: CatchUp, within: float, expected
 
 
 def test_first_run_starts_from_now() -> None:
-    """A schedule that is new runs no slot that was due before; it remembers when it began."""
+    """A new schedule runs no slot that was due before, and stores when it began."""
     now = us("2026-07-01T18:30")
     assert plan(HOURLY, None, Rules("all"), now=now, since=now) == Plan(mark=now)
     later = now + HOUR
@@ -205,7 +205,7 @@ def test_first_run_due_runs_the_latest_slot() -> None:
     assert planned(None, Rules("all", 10 * MINUTE), now, now, early=0) == []
 
 
-def test_no_limit_of_age_costs_nothing() -> None:
+def test_deciding_without_within_is_fast() -> None:
     """Without `within`, a schedule of seconds that was not used for years is decided at once."""
     table = make_timetable(None, 1, "UTC", "job")
     now = us("2026-07-01T18:30")
@@ -227,8 +227,8 @@ def test_run_due_accepts_a_slot_that_is_a_little_ahead() -> None:
         assert planned(state, Rules(), now, now, early=30_000_000) == []
 
 
-def test_early_never_takes_the_slot_after_the_nearest() -> None:
-    """With slots every 10 s, `early=30` runs the nearest slot and none that is still to come."""
+def test_early_runs_only_the_nearest_slot() -> None:
+    """With slots every 10 s, `early=30` runs the nearest slot and no later one."""
     table = make_timetable(None, 10, "UTC", "job")
     at = us("2026-07-01T18:00:01")
     assert plan(table, None, Rules(), now=at, since=at, early=30_000_000).slot == us("2026-07-01T18:00:00")
@@ -280,7 +280,7 @@ def test_slots_that_could_not_run_in_an_outage() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.ABANDONED, Outcome.RUNNING])
-def test_attempts(outcome: Outcome) -> None:
+def test_failed_slot_runs_again_while_it_has_attempts(outcome: Outcome) -> None:
     """A slot that failed or lost its worker runs again while it has attempts left and is young enough."""
     slot = us("2026-07-01T12:00")
     state = State(HOURLY.text, slot, (finished(slot, slot, slot + MINUTE, outcome),))

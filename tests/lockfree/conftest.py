@@ -1,4 +1,4 @@
-"""A database of each kind, for all tests of this folder; tests keep apart by the keys that they use."""
+"""A database of each kind for all tests of this folder; each test uses its own keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _marked(name: str, *values: Any) -> Any:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what asks for a database on each, or for a kind of connection with each."""
+    """Run tests that need a database on each of them, and tests that need a connection with each kind."""
     given = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
     if given & {"on", "kind"}:
         return
@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _own(engines: Session, name: str) -> str:
-    """Return the URL of a database that only these tests use, on the server that all share."""
+    """Return the URL of a database for these tests, on the shared server."""
     server = engines.get(SERVERS[name])
     assert isinstance(server, Postgres | MariaDB)
     server.query("CREATE DATABASE lockfree")
@@ -44,7 +44,7 @@ def _own(engines: Session, name: str) -> str:
 
 @pytest.fixture(scope="session")
 def databases(engines: Session, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Database]:
-    """Gives the database of a kind, made when it is first asked for."""
+    """Returns the database of a kind, created at first use."""
     made: dict[str, Database] = {}
     folder: Path = tmp_path_factory.mktemp("lockfree")
 
@@ -64,12 +64,12 @@ def database(databases: Callable[[str], Database], on: str) -> Database:
 
 @pytest.fixture
 def key() -> str:
-    """A key of the test's own."""
+    """A key that no other test uses."""
     return new_id()
 
 
 @pytest.fixture
 def child() -> Iterator[Callable[..., Child]]:
-    """Makes processes that are gone at the end of the test."""
+    """Starts processes, and kills them at the end of the test."""
     with children() as make:
         yield make

@@ -89,11 +89,11 @@ class Database:
         connection.cursor().execute(f"INSERT INTO charge VALUES ({self.mark}, {self.mark})", (name, amount))
 
     def charges(self, name: str) -> int:
-        """Return how often it was done."""
+        """Return how often the business write was done."""
         return int(self.ask("SELECT count(*) FROM charge WHERE name = ?", name)[0][0])
 
     def path(self) -> str:
-        """Return the rest of the URL, for those who spell its beginning differently."""
+        """Return the URL without its scheme."""
         return self.url.partition("://")[2]
 
 
@@ -201,7 +201,7 @@ KINDS: dict[tuple[str, str], Any] = {
 
 @contextmanager
 def children() -> Iterator[Callable[..., Child]]:
-    """Makes processes with `url`, `connection` and `args`, and kills them at the end."""
+    """Starts processes with `url`, `connection` and `args`, and kills them at the end."""
     begin = (
         "import sys\nfrom tests.lockfree.databases import Database, connect_to\n"
         "url = sys.argv[1]\nconnection = connect_to(url)\nargs = sys.argv[2:]\n"

@@ -12,7 +12,7 @@ import httpx
 import psycopg
 import pytest
 
-from fencelock import aio
+from fencelock import KeyInProgress, KeyReused, aio
 from fencelock.aio.lockfree.asgi import IdempotencyMiddleware
 from tests.lockfree.databases import Database
 
@@ -51,7 +51,7 @@ def caller(scope: Any) -> str:
 
 
 def client_of(app: Any) -> httpx.AsyncClient:
-    """Return a client that speaks to the application."""
+    """Return an HTTP client of the application."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=True), base_url="http://till")
 
 
@@ -62,7 +62,7 @@ def keyed(key: str, **more: str) -> dict[str, str]:
 
 @pytest.fixture
 def store(database: Database) -> Callable[[], Any]:
-    """What gives a connection, and commits when it ends."""
+    """Gives a connection, and commits at the end."""
 
     @asynccontextmanager
     async def transaction() -> AsyncIterator[Any]:
@@ -79,7 +79,7 @@ def store(database: Database) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("on", ["sqlite", pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
 async def test_work_is_done_once(database: Database, store: Any, key: str) -> None:
-    """A repetition gets the same response, with the first one's headers; the write is there once."""
+    """A repeated request gets the first response with its headers, and the write is done once."""
     till = Till(key)
     async with client_of(IdempotencyMiddleware(till, store, caller=caller)) as http:
         first = await http.post("/pay?x=1", content=b"10", headers=keyed(key))
@@ -102,7 +102,7 @@ async def test_work_is_done_once(database: Database, store: Any, key: str) -> No
 
 @pytest.mark.parametrize("on", ["sqlite"])
 async def test_failed_responses_are_not_stored(database: Database, store: Any, key: str) -> None:
-    """An error of the application, by exception or by status, is rolled back, and the repetition is carried out."""
+    """After an exception or an error status the transaction is rolled back, and a repeated request is executed."""
     till = Till(key)
     async with client_of(IdempotencyMiddleware(till, store, caller=caller)) as http:
         till.error = ZeroDivisionError()
@@ -115,6 +115,34 @@ async def test_failed_responses_are_not_stored(database: Database, store: Any, k
         for _ in range(2):
             assert (await http.post("/pay", headers=keyed(key))).status_code == 402
     assert till.calls == 3
+
+
+@pytest.mark.engine("postgres")
+@pytest.mark.parametrize("on", ["postgresql"])
+async def test_refused_key_ends_the_store_with_an_error(store: Any, key: str) -> None:
+    """If the key is in progress or was used for another request, the store's block ends with the error, to roll back."""
+    ended: list[type[BaseException]] = []
+
+    @asynccontextmanager
+    async def watched() -> AsyncIterator[Any]:
+        async with store() as connection:
+            try:
+                yield connection
+            except BaseException as error:
+                ended.append(type(error))
+                raise
+
+    till = Till(key)
+    till.go_on.clear()
+    async with client_of(IdempotencyMiddleware(till, watched, caller=caller)) as http:
+        first = asyncio.create_task(http.post("/pay", content=b"10", headers=keyed(key)))
+        await till.called.wait()
+        assert (await http.post("/pay", content=b"10", headers=keyed(key))).status_code == 409
+        assert ended == [KeyInProgress]
+        till.go_on.set()
+        assert (await first).status_code == 201
+        assert (await http.post("/pay", content=b"11", headers=keyed(key))).status_code == 422
+        assert ended == [KeyInProgress, KeyReused]
 
 
 @pytest.mark.engine("postgres")
@@ -137,7 +165,7 @@ async def test_in_progress(database: Database, store: Any, key: str) -> None:
 
 
 async def test_lock_client_as_the_store(key: str) -> None:
-    """A client of fencelock's keeps the key by a lock and a record."""
+    """With a client of fencelock, the key is stored with a lock and a record."""
     async with aio.connect("memory://asgi-test") as locks:
         till = Till(key)
         async with client_of(IdempotencyMiddleware(till, locks, caller=caller)) as http:
@@ -153,7 +181,7 @@ async def test_lock_client_as_the_store(key: str) -> None:
 
 @pytest.mark.parametrize("value", ["", '"', '"a', '"a"b"', '"a\\b"', "a b", "a,b", "k" * 256, '"tab\t"', "ü"])
 async def test_missing_or_malformed_key(value: str) -> None:
-    """A request without a key, or with what is none, is refused with 400, and the application does not see it."""
+    """A request without a valid key is refused with 400, and does not reach the application."""
     async with aio.connect("memory://asgi-none") as locks:
         till = Till("x")
         async with client_of(IdempotencyMiddleware(till, locks, caller=caller)) as http:
@@ -166,7 +194,7 @@ async def test_missing_or_malformed_key(value: str) -> None:
 
 
 async def test_requests_without_a_key_are_passed_through() -> None:
-    """Other methods, other protocols, and requests without a key where none is required go to the application as they are."""
+    """Other methods, other protocols, and requests without a key if it is optional reach the application unchanged."""
     async with aio.connect("memory://asgi-through") as locks:
         till = Till("x")
         app = IdempotencyMiddleware(till, locks, caller=caller, required=False)

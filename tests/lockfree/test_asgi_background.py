@@ -1,4 +1,4 @@
-"""What an application does after its response (Starlette's background tasks): after the commit, and outside of it."""
+"""Background tasks of an application, such as Starlette's, run after the commit and outside of the transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Background = Callable[[], Awaitable[None]]
 
 
 class Shop:
-    """Charges over the connection that it is given, answers, and then does something in the background."""
+    """Charges over the given connection, responds, and then works in the background."""
 
     def __init__(self, key: str, background: Background, *, status: int = 201, streams: bool = False) -> None:
         self.key = key
@@ -56,7 +56,7 @@ class Shop:
 
 @pytest.fixture
 def store(database: Database) -> Callable[[], Any]:
-    """What gives a connection, and commits when it ends."""
+    """Gives a connection, and commits at the end."""
 
     @asynccontextmanager
     async def transaction() -> AsyncIterator[Any]:
@@ -77,7 +77,7 @@ def scope_of(key: str) -> dict[str, Any]:
 async def test_background_work_runs_after_the_response_was_committed_and_sent(
     database: Database, store: Any, key: str, status: int, charges: int, streams: bool
 ) -> None:
-    """In the background the client has its response, and the transaction is over: committed, or rolled back for a 503."""
+    """Background work runs after the response was sent and the transaction has ended."""
     client = Client()
     seen: list[tuple[int, bytes, int]] = []
 
@@ -94,7 +94,7 @@ async def test_background_work_runs_after_the_response_was_committed_and_sent(
 async def test_error_in_background_work_does_not_undo_the_response(
     database: Database, store: Any, key: str, error: type[Exception]
 ) -> None:
-    """The error comes out as it does without the middleware; the response was sent once, and a repetition gets it."""
+    """An error of the background work is raised; the response was sent once, and a repeated request gets it."""
 
     async def background() -> None:
         raise error("in the background")
@@ -110,7 +110,7 @@ async def test_error_in_background_work_does_not_undo_the_response(
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_no_background_work_if_the_commit_fails(database: Database, key: str, streams: bool) -> None:
-    """The error comes out of the application's last `send`; nothing was sent, and a repetition is carried out."""
+    """A failed commit is raised by the application's last `send`; nothing was sent, and a repeated request is executed."""
 
     @asynccontextmanager
     async def failing() -> AsyncIterator[Any]:
@@ -129,7 +129,7 @@ async def test_no_background_work_if_the_commit_fails(database: Database, key: s
 
 
 async def test_error_page_of_the_application_is_sent_if_the_commit_fails(database: Database, key: str) -> None:
-    """An application that catches the error answers with a page of its own, which is not kept."""
+    """An application that catches the error of a failed commit can send an error page, which is not stored."""
 
     @asynccontextmanager
     async def failing() -> AsyncIterator[Any]:

@@ -1,4 +1,4 @@
-"""The Idempotency-Key header with clients that leave, responses that break off, and bodies in crumbs."""
+"""The Idempotency-Key header with clients that disconnect, incomplete responses, and bodies in many parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from fencelock import FencelockError, aio
+from fencelock import FencelockError, KeyInProgress, aio
 from fencelock.aio.lockfree.asgi import IdempotencyMiddleware
 from tests.lockfree.databases import Database
 
@@ -16,7 +16,7 @@ SCOPE = {"type": "http", "method": "POST", "path": "/pay", "headers": [(b"idempo
 
 
 class Client:
-    """Sends one request, in pieces, and leaves when it likes."""
+    """Sends one request in parts, and can disconnect."""
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = list(pieces or (b"",))
@@ -49,7 +49,7 @@ async def ask(app: Any, *pieces: bytes, **more: Any) -> Client:
 
 
 async def test_client_disconnects_during_a_streamed_response() -> None:
-    """An application that streams, and stops when its client leaves, is not stopped: the client will ask for it again."""
+    """A client that disconnects does not stop an application that streams: its response is stored for the repetition."""
     calls = 0
 
     async def stream(send: Any) -> None:
@@ -78,7 +78,7 @@ async def test_client_disconnects_during_a_streamed_response() -> None:
 
 
 async def test_incomplete_response_is_not_stored() -> None:
-    """A response without an end is an error, and not what a repetition gets."""
+    """An incomplete response is an error, and is not stored."""
     calls = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -105,14 +105,25 @@ async def test_disconnect_is_reported_after_the_response() -> None:
         await send({"type": "http.response.body"})
         seen.append((await receive())["type"])
 
-    async with aio.connect("memory://asgi-told") as locks:
+    async with aio.connect("memory://asgi-disconnect") as locks:
         assert (await ask(IdempotencyMiddleware(app, locks, caller=lambda scope: "me"))).status == 200
     assert seen == ["http.disconnect"]
 
 
+async def test_error_of_the_applications_own_key_is_raised() -> None:
+    """KeyInProgress of another key that the application uses is its own error, and not the response 409 of this key."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise KeyInProgress("another key", "another")
+
+    async with aio.connect("memory://asgi-own-key") as locks:
+        with pytest.raises(KeyInProgress, match="another key"):
+            await ask(IdempotencyMiddleware(app, locks, caller=lambda scope: "me"))
+
+
 @pytest.mark.parametrize("method", ["post", "Post"])
 async def test_method_in_any_case(method: str) -> None:
-    """A method in lower case, which some applications take for the same, does not go past the key."""
+    """A method in lower case needs a key, too."""
     calls = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -147,7 +158,7 @@ async def test_try_again_later_is_not_stored(status: int) -> None:
 @pytest.mark.engine("postgres")
 @pytest.mark.parametrize("on", ["postgresql"])
 async def test_store_that_does_not_commit(database: Database, key: str) -> None:
-    """A store that rolls back at its end is noticed before the first response goes out; one that commits goes on."""
+    """The middleware notices a store that rolls back before it sends the first response."""
     url = database.url.replace("postgresql:", "postgresql+psycopg:")
     engine, calls = create_async_engine(url), 0
 
@@ -172,7 +183,7 @@ async def test_store_that_does_not_commit(database: Database, key: str) -> None:
 
 
 async def test_invalid_store_is_refused() -> None:
-    """What gives no connection is refused when the middleware is made."""
+    """An invalid store is refused when the middleware is made."""
     engine = create_async_engine("sqlite+aiosqlite://")
     with pytest.raises(TypeError, match=r"such as engine\.begin or pool\.connection, not AsyncEngine"):
         IdempotencyMiddleware(lambda *_: asyncio.sleep(0), engine, caller=lambda scope: "me")
@@ -180,7 +191,7 @@ async def test_invalid_store_is_refused() -> None:
 
 
 async def test_body_in_small_parts() -> None:
-    """A body that comes byte by byte costs as many steps as it has bytes, not their square."""
+    """Reading a body that arrives byte by byte takes linear time."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]

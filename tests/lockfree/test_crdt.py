@@ -1,4 +1,4 @@
-"""Data that merges: the laws of a merge, and that replicas agree however their news travel."""
+"""Data that merges: the laws of a merge, and replicas that agree after messages in any order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ scripts = st.lists(changes, max_size=25)
 
 
 class Fleet:
-    """Replicas of one kind of data that change it by themselves; what they send may be old, late, or sent again."""
+    """Replicas of one kind of data; they send each other states that may be old, late or repeated."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -47,7 +47,7 @@ class Fleet:
         elif self.kind == "set":
             now = now.add(name, element) if by > 0 else now.remove(element)
         else:
-            now = now.set(element, self.clocks[name].tick())
+            now = now.set(element, self.clocks[name])
         self.history[name].append(now)
 
     def send(self, sender: str, receiver: str, age: int) -> None:
@@ -67,7 +67,7 @@ KINDS = ("g", "pn", "set", "lww")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_laws_of_merge(kind: str) -> None:
-    """A merge is commutative, associative and idempotent, and the JSON form carries all of it."""
+    """A merge is commutative, associative and idempotent, and the JSON form is complete."""
 
     @EXAMPLES
     @given(scripts)
@@ -85,7 +85,7 @@ def test_laws_of_merge(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replicas_agree(kind: str) -> None:
-    """Whatever was sent before, in whatever order: those who have seen the last of all agree."""
+    """Replicas that have merged the last state of every replica agree, after any other merges in any order."""
 
     @EXAMPLES
     @given(scripts, st.permutations(REPLICAS), st.permutations(REPLICAS))
@@ -107,7 +107,7 @@ def test_replicas_agree(kind: str) -> None:
 @EXAMPLES
 @given(scripts)
 def test_counters_count_everything(script: Script) -> None:
-    """The merged counter is the sum of all that was added, by whomever."""
+    """The merged counter is the sum of the additions of all replicas."""
     added = [(name, by) for what, name, by, *_ in script if what == "change"]
     x, y, z = Fleet("pn").play(script)
     assert (x | y | z).value == sum(by for _, by in added)
@@ -142,7 +142,7 @@ def test_set_without_tombstones_is_the_set_with_them(script: Script) -> None:
 
 
 def test_elements_are_compared_as_json() -> None:
-    """1, 1.0 and True are three elements, though equal for Python; what JSON cannot carry is refused."""
+    """1, 1.0 and True are three elements; values that JSON cannot represent are refused."""
     found = ORSet().add("a", 1).add("a", 1.0).add("a", True)
     assert len(found) == 3
     assert 1 in found.remove(True)
@@ -168,7 +168,7 @@ def test_clock_follows_cause_and_effect() -> None:
 
 
 def test_stamps_far_ahead_are_refused() -> None:
-    """A stamp from next year is refused and leaves the clock as it was."""
+    """A stamp that is far ahead is refused, and does not change the clock."""
     clock = HybridClock("a", now=lambda: 100.0)
     with pytest.raises(ClockAhead, match="'b' is 900 s ahead"):
         clock.observe(Stamp(1_000_000, 0, "b"))
@@ -176,7 +176,7 @@ def test_stamps_far_ahead_are_refused() -> None:
 
 
 def test_own_write_is_not_lost_to_a_clock_that_is_ahead() -> None:
-    """Who writes after a merge with a clock that is ahead wins, by its own clock; a stamp that would lose is refused."""
+    """A write after a merge with a clock that is ahead wins; a stamp that would lose, or is far ahead, is refused."""
     clock = HybridClock("mine", now=lambda: 100.0)
     seen = LWWRegister("draft", clock.tick()) | LWWRegister("theirs", Stamp(105_000, 0, "their"))
     with pytest.raises(ValueError, match=r"'mine' would be lost.* 'their'. Give the clock"):
@@ -201,7 +201,7 @@ def test_merge_with_another_kind() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "1", True])
 def test_invalid_counts_are_refused(wrong: Any) -> None:
-    """A counter that only grows takes no negative number, and nothing else that is no count."""
+    """A counter that only grows refuses negative numbers and anything but an int."""
     with pytest.raises(ValueError, match="count"):
         GCounter().add("a", wrong)
     with pytest.raises(ValueError, match="count"):

@@ -1,4 +1,4 @@
-"""Data that merges, when what comes from elsewhere is junk: refused when it is read, as merging it would break the laws."""
+"""Data that merges refuses malformed JSON when it is read, as merging it would break the laws."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JUNK = [(of, form) for of, forms in FORMS.items() for form in forms]
 
 @pytest.mark.parametrize(("of", "form"), JUNK, ids=str)
 def test_malformed_json_is_refused(of: Any, form: Any) -> None:
-    """Whatever is not of its form is a ValueError that names the kind."""
+    """Malformed JSON is a ValueError that names the kind."""
     with pytest.raises(ValueError, match=of.__name__):
         of.from_json(form)
 
@@ -47,6 +47,6 @@ def test_different_kinds() -> None:
 
 
 def test_clock_without_a_name() -> None:
-    """A clock has a name, or its stamps could not be read again."""
+    """A clock without a name is refused."""
     with pytest.raises(ValueError, match="name"):
         HybridClock("")

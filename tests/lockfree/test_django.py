@@ -21,7 +21,7 @@ ENGINES = {"sqlite": "sqlite3", "postgresql": "postgresql"}
 
 @pytest.fixture
 def connection(database: Database) -> Iterator[Any]:
-    """Django's connection to the database, in autocommit mode outside of `atomic`, as Django has it."""
+    """Django's connection, which is in autocommit mode outside of `atomic`."""
     parts = urlsplit(database.url)
     place = {"NAME": parts.path} if database.name == "sqlite" else {"NAME": parts.path[1:], "USER": "postgres"}
     engine = f"django.db.backends.{ENGINES[database.name]}"
@@ -60,7 +60,7 @@ def test_atomic(database: Database, connection: Any, on: str, key: str) -> None:
 
 @pytest.mark.parametrize("on", ["sqlite", pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
 def test_versions(database: Database, connection: Any, on: str, key: str) -> None:
-    """A row is modified outside of `atomic`, read and written inside."""
+    """A row is updated outside of `atomic`, and read and written inside."""
     database.ask("CREATE TABLE IF NOT EXISTS account (id varchar(40) PRIMARY KEY, balance integer, version integer)")
     database.ask("INSERT INTO account VALUES (?, 100, 1)", key)
     row = SqlRow(connection, "account", {"id": key}, ["balance"])

@@ -38,7 +38,7 @@ print(json.dumps([run.replayed, run.result]), flush=True)
 
 
 def pay(database: Database, key: str, amount: int = 10, **options: Any) -> tuple[bool, Any]:
-    """Do it once; return whether it was a repetition, and the result."""
+    """Do the work of a key once; return whether it was a replay, and the result."""
     with database.transaction() as connection:
         with IdempotencyKey(connection, key, payload={"amount": amount}, **options) as run:
             if not run.replayed:
@@ -48,7 +48,7 @@ def pay(database: Database, key: str, amount: int = 10, **options: Any) -> tuple
 
 
 async def test_every_kind_of_connection(database: Database, on: str, kind: str, key: str) -> None:
-    """The first one does the work, a repetition gets its result, and another payload is refused, on any connection."""
+    """On every kind of connection the first run does the work, a replay gets its result, and another payload is refused."""
     make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
     async with make(database) as connection:
         half = half_of(connection)
@@ -88,7 +88,7 @@ async def test_the_other_half_refuses_the_connection(database: Database, on: str
 
 
 def test_rolled_back(database: Database, key: str) -> None:
-    """An error in the block and a rollback leave nothing: the next one does the work, whatever its payload."""
+    """An error in the block and a rollback leave nothing: the next run does the work, also with another payload."""
     with pytest.raises(ZeroDivisionError), database.transaction() as connection:
         with IdempotencyKey(connection, key, payload="first"):
             database.charge(connection, key)
@@ -119,7 +119,7 @@ def test_many_processes_at_once(database: Database, key: str, child: Children) -
 
 
 def test_first_run_fails_while_others_wait(database: Database, key: str) -> None:
-    """When the first one rolls back, one of those who wait does the work, and none fails by a deadlock."""
+    """When the first run rolls back, one of the waiting runs does the work, and none fails with a deadlock."""
     with database.connected() as connection, ThreadPoolExecutor(4) as pool:
         with IdempotencyKey(connection, key, payload={"amount": 10}):
             waiting = [pool.submit(pay, database, key) for _ in range(4)]
@@ -149,7 +149,7 @@ def test_key_in_progress_instead_of_waiting(database: Database, key: str, wait: 
 
 
 def test_result_within_the_wait(database: Database, key: str) -> None:
-    """Who waits for some seconds gets the result when the other one is done within them."""
+    """A run with `wait=60` gets the result if the other run ends within 60 seconds."""
     with database.connected() as connection, ThreadPoolExecutor(1) as pool:
         with IdempotencyKey(connection, key, payload={"amount": 10}) as run:
             waiting = pool.submit(pay, database, key, wait=60)
@@ -159,7 +159,7 @@ def test_result_within_the_wait(database: Database, key: str) -> None:
 
 
 def test_expired_results_are_pruned(database: Database, key: str) -> None:
-    """A result whose time is over counts as none, and `prune` removes it."""
+    """An expired result is ignored, and `prune` removes it."""
     keys = [f"{key}{number}" for number in range(3)]
     for each in keys:
         assert pay(database, each) == (False, {"charged": 10})
@@ -221,7 +221,7 @@ def test_autocommit_is_refused(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("on", ["sqlite"])
 def test_block_without_a_test_of_replayed_fails(database: Database, key: str) -> None:
-    """A block that does the work without asking whether it was done fails, and so is rolled back."""
+    """A block that repeats the work of a replay raises an error, so that it is rolled back."""
     pay(database, key)
     with pytest.raises(FencelockError, match=r"if not run\.replayed"), database.transaction() as connection:
         with IdempotencyKey(connection, key, payload={"amount": 10}) as run:
@@ -253,7 +253,7 @@ def test_decorator(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("on", ["sqlite"])
 async def test_decorator_awaited(database: Database, on: str, key: str) -> None:
-    """The decorator works for `async def`, and an error of the function comes out."""
+    """The decorator works for `async def`, and raises the function's error."""
 
     @aio_idempotency.idempotent("{name}", connection="where")
     async def charge(where: Any, name: str) -> int:
@@ -286,7 +286,7 @@ async def test_decorator_awaited(database: Database, on: str, key: str) -> None:
     ],
 )
 def test_invalid_arguments(wrong: dict[str, Any], error: str) -> None:
-    """What is wrong with the arguments is said before anything is sent."""
+    """Invalid arguments are refused before the first statement."""
     with pytest.raises((ValueError, TypeError), match=error):
         IdempotencyKey(None, **{"key": "k", **wrong})
 

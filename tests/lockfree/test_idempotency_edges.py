@@ -1,4 +1,4 @@
-"""Idempotency keys at their edges: past the block but before the commit, methods, payloads that are hard to write down."""
+"""Idempotency keys between block and commit, with savepoints, with methods, and with unusual payloads."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_transaction_ended_inside_the_block(database: Database, on: str, k
 
 
 def test_savepoints_inside(database: Database, key: str) -> None:
-    """Savepoints of the caller's, around the block and inside, released or rolled back to, end no transaction."""
+    """Savepoints of the caller around and inside the block do not count as the end of the transaction."""
     with database.transaction() as connection:
         cursor = connection.cursor()
         database.charge(connection, key)
@@ -109,7 +109,7 @@ def test_same_key_inside(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_killed_after_a_commit_inside(database: Database, key: str, wait: bool, child: Callable[..., Child]) -> None:
-    """Who commits inside the block and dies leaves work without a result: it is not done again, and that is said."""
+    """After a commit inside the block and a crash, the next run raises an error, and does not repeat the work."""
     other = child(database, COMMITS, key)
     assert other.read_json() == "committed"
     for dead in (False, True):
@@ -127,7 +127,7 @@ def test_killed_after_a_commit_inside(database: Database, key: str, wait: bool, 
 
 
 def test_committed_after_an_error(database: Database, key: str) -> None:
-    """Who catches the error of its block and commits what else there is leaves no claim: the next one does the work."""
+    """A caller that catches the error of its block and commits leaves no claim: the next run does the work."""
     for _ in range(2):
         with database.transaction() as connection:
             with suppress(ZeroDivisionError), IdempotencyKey(connection, key) as run:
@@ -142,7 +142,7 @@ def test_committed_after_an_error(database: Database, key: str) -> None:
         connection.commit()
     with database.connected() as connection, pytest.raises(FencelockError, match="was begun and has no result"):
         with IdempotencyKey(connection, key):
-            pytest.fail("nobody knows how far the last one came")
+            pytest.fail("the block has begun, although the work may be half done")
 
 
 class Till:
@@ -161,12 +161,12 @@ class Till:
     @classmethod
     @idempotent("count:{order}")
     def count(cls, connection: Any, order: int) -> str:
-        """Say whose it was."""
+        """Return the name of the shop."""
         return cls.__name__
 
 
 def test_methods() -> None:
-    """The object of a method is not part of the payload; what tells objects apart belongs into the key."""
+    """The object of a method is not part of the payload; the key can distinguish objects."""
     database = sqlite3.connect(":memory:")
     create_tables(database)
     one, other = Till("one"), Till("other")
@@ -186,11 +186,11 @@ class Shop:
 
     @idempotent("plain:{order}")
     def plain(self, connection: Any, order: int, amount: Decimal) -> None:
-        """Have no payload of its own."""
+        """Use the arguments as the payload."""
 
 
 def test_payload_of_a_decorated_function() -> None:
-    """The payload is what the decorator's function makes of the arguments; without one, the error says how to give it."""
+    """The function `payload=` makes the payload from the arguments; without it, the error says how to pass one."""
     database = sqlite3.connect(":memory:")
     create_tables(database)
     shop = Shop()
@@ -203,7 +203,7 @@ def test_payload_of_a_decorated_function() -> None:
 
 
 def test_result_goes_through_json() -> None:
-    """After the block the first one has what a repetition will get, to the letter."""
+    """After the block the first run has exactly the result that a replay gets."""
     database = sqlite3.connect(":memory:")
     create_tables(database)
     for repeated in (False, True):
@@ -217,7 +217,7 @@ def test_result_goes_through_json() -> None:
 
 @pytest.mark.parametrize("result", [Decimal(1), object(), float("nan"), {(1, 2): 3}])
 def test_result_that_json_cannot_represent(result: Any) -> None:
-    """The error says which key's result it is, whichever way it was given, and nothing is kept."""
+    """The error for a result that JSON cannot represent names the key, and nothing is stored."""
     database = sqlite3.connect(":memory:")
     create_tables(database)
 
@@ -234,7 +234,7 @@ def test_result_that_json_cannot_represent(result: Any) -> None:
 
 
 def test_names_that_are_too_long() -> None:
-    """A key and an outbox's name that are too long are invalid names, as all others that are wrong."""
+    """A key or an outbox's name that is too long raises InvalidName."""
     with pytest.raises(InvalidName, match="1000 bytes"):
         IdempotencyKey(None, "k" * 1001)
     with pytest.raises(InvalidName, match="255 bytes"):
@@ -242,7 +242,7 @@ def test_names_that_are_too_long() -> None:
 
 
 def test_fingerprints() -> None:
-    """Whatever a client can send as JSON has a fingerprint, half a surrogate pair as well; what differs differs."""
+    """Every JSON value has a fingerprint, also with a lone surrogate; different values have different fingerprints."""
     payloads: list[Any] = [None, "", b"", "null", b"null", "\ud800", "\ud801", 1, 1.0, True, "1", [], {}, [1], {"1": 1}]
     assert len({fingerprint(payload) for payload in payloads}) == len(payloads)
     assert fingerprint({"a": [1.5, "é"], "b": None}) == fingerprint({"b": None, "a": (1.5, "é")})

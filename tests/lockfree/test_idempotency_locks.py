@@ -1,4 +1,4 @@
-"""Idempotency keys where nothing is transactional: by a lock, and a record that is fenced by its token."""
+"""Idempotency keys without a transaction: a lock, and a record that is fenced by its token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with fencelock.connect(args[0], ttl=1) as locks:
 
 
 def pay(locks: fencelock.Locks, key: str, payload: Any = "pay", **options: Any) -> tuple[bool, Any]:
-    """Do it once."""
+    """Do the work of a key once."""
     with IdempotencyKey(locks, key, payload=payload, **options) as run:
         if not run.replayed:
             run.result = {"charged": 10}
@@ -35,7 +35,7 @@ def pay(locks: fencelock.Locks, key: str, payload: Any = "pay", **options: Any) 
 
 
 def test_work_is_done_once(redis_node: Redis, key: str) -> None:
-    """The first one does the work, a repetition gets its result, another payload is refused; all lets go of the lock."""
+    """The first run does the work, a replay gets its result, another payload is refused; the lock is released each time."""
     with fencelock.connect(redis_node.url) as locks, fencelock.connect(redis_node.url) as others:
         assert pay(locks, key) == (False, {"charged": 10})
         assert pay(others, key) == (True, {"charged": 10})
@@ -48,7 +48,7 @@ def test_work_is_done_once(redis_node: Redis, key: str) -> None:
 
 
 async def test_work_is_done_once_awaited(redis_node: Redis, key: str) -> None:
-    """The same in asyncio, and by the decorator."""
+    """In asyncio, with a block and with the decorator, the work is done once."""
     calls = 0
 
     @aio_idempotency.idempotent("{name}", connection="locks")
@@ -74,7 +74,7 @@ def test_key_in_progress_instead_of_waiting() -> None:
 
 
 def test_crashed_run_is_taken_over(redis_node: Redis, databases: Any, key: str) -> None:
-    """A run whose process was killed is taken over, by a higher token, once its lease is over, and not before."""
+    """Another run takes over from a killed one with a higher token, and only after the lease has ended."""
     with children() as make, fencelock.connect(redis_node.url) as locks:
         crashing = make(databases("sqlite"), CRASH, redis_node.url, key)
         assert crashing.read_json() == 0
@@ -111,7 +111,7 @@ def test_engine_without_records() -> None:
 
 
 def test_result_is_json() -> None:
-    """What JSON cannot carry is refused at the end of the block, and the next one does the work."""
+    """A result that JSON cannot represent is refused at the end of the block, and the next run does the work."""
     with fencelock.connect("memory://json") as locks:
         with pytest.raises(TypeError), IdempotencyKey(locks, "x") as run:
             run.result = object()

@@ -42,7 +42,7 @@ print(1, flush=True)
 
 
 def test_every_key_is_executed_once(database: Database, key: str, child: Callable[..., Child]) -> None:
-    """Not one is doubled and not one is missing, in the business's table and in the outbox."""
+    """No write is missing or done twice, in the application's table and in the outbox."""
     chance = random.Random(key)
     workers = [child(database, WORK, key, str(seed), str(KEYS)) for seed in range(3)]
     for seed in range(3, 5):

@@ -1,4 +1,4 @@
-"""Optimistic versions: of many who read, change and write the same thing, nobody's change is lost."""
+"""Optimistic versions: many writers change the same value, and no change is lost."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import requests
 import fencelock
 from fencelock import FencelockError, GuaranteeUnavailable, StaleToken, VersionConflict, aio
 from fencelock.aio.lockfree import optimistic as aio_optimistic
+from fencelock.fences import TokenPair
 from fencelock.lockfree.optimistic import (
     EtcdKey,
     HttpResource,
@@ -54,12 +55,12 @@ def account(database: Database, key: str) -> str:
 
 
 def balance(database: Database, account: str) -> tuple[Any, ...]:
-    """Return what is in it, and the version."""
+    """Return the balance and the version."""
     return database.ask("SELECT balance, version FROM account WHERE id = ?", account)[0]
 
 
 async def test_every_kind_of_connection(database: Database, on: str, kind: str, account: str) -> None:
-    """A row is modified, and a write of what is no longer there is refused, on any connection."""
+    """On every kind of connection a row is updated, and a write with an old version is refused."""
     async with KINDS[on, kind](database) as connection:
         half = half_of(connection)
         row = half.optimistic.SqlRow(connection, "account", {"id": account}, ["balance"])
@@ -78,7 +79,7 @@ async def test_every_kind_of_connection(database: Database, on: str, kind: str, 
 
 
 def test_sql_keywords_as_names(database: Database, key: str) -> None:
-    """Names that are words of SQL's own are no trouble, and upper case means what it means without quotes."""
+    """Names may be keywords of SQL, and upper case means the same as without quotes."""
     quote = '"' if database.name == "postgresql" else "`"
     columns = f"id varchar(40), {quote}order{quote} integer, {quote}check{quote} integer"
     database.ask(f"CREATE TABLE IF NOT EXISTS {quote}select{quote} ({columns})")
@@ -100,14 +101,14 @@ def test_no_version(database: Database, account: str) -> None:
 
 
 def test_processes_lose_nothing(database: Database, account: str, child: Callable[..., Child]) -> None:
-    """Several processes spend at the same time, and every single amount is gone exactly once."""
+    """Several processes spend at the same time, and every amount is deducted exactly once."""
     for spender in [child(database, SPEND, account) for _ in range(3)]:
         assert spender.read_json() == 0
     assert balance(database, account) == (40, 61)
 
 
 def test_change_between_read_and_write(database: Database, account: str) -> None:
-    """A change from elsewhere between read and write makes it begin again, in a new transaction that sees it."""
+    """After a concurrent change `update` starts again, in a new transaction that sees the change."""
     seen: list[int] = []
 
     def change(row: dict[str, int]) -> dict[str, int]:
@@ -125,7 +126,7 @@ def test_change_between_read_and_write(database: Database, account: str) -> None
 
 @pytest.mark.parametrize("on", ["sqlite"])
 def test_update_gives_up(database: Database, account: str) -> None:
-    """After so many attempts, or when the time is over, it gives up and says so; an error of `change` comes out at once."""
+    """After so many attempts, or its timeout, `update` raises VersionConflict; an error of the function is raised at once."""
 
     def race(row: dict[str, int]) -> dict[str, int]:
         database.ask("UPDATE account SET version = version + 1 WHERE id = ?", account)
@@ -159,7 +160,7 @@ def test_invalid_rows(database: Database, account: str) -> None:
 
 
 def plus_one(value: bytes | None) -> bytes:
-    """Return one more."""
+    """Return the number plus one."""
     return b"%d" % (int(value or 0) + 1)
 
 
@@ -208,7 +209,7 @@ async def test_redis_awaited(redis_node: Redis, key: str) -> None:
 
 
 def test_etcd(etcd1: Etcd, key: str) -> None:
-    """A key of etcd is created, changed, and not overwritten by who has read an older revision."""
+    """A key of etcd is created and changed; a write with an older revision is refused."""
     import etcd3gw
 
     client = etcd3gw.client(host=etcd1.host, port=etcd1.port)
@@ -233,10 +234,11 @@ def test_records() -> None:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: RecordKey(locks, "n").update(plus_one), range(20)))
         assert RecordKey(locks, "n").read().value == b"20"
-        with locks.lock("n") as old:
-            pass
-        with locks.lock("n") as new:
-            assert RecordKey(locks, "n", lease=new).update(plus_one) == b"21"
+        with locks.lock("n") as lease:
+            old = TokenPair(lease.token, lease.id)
+        with locks.lock("n") as lease:
+            new = TokenPair(lease.token, lease.id)
+            assert RecordKey(locks, "n", lease=lease).update(plus_one) == b"21"
         seen = RecordKey(locks, "n").read()
         with pytest.raises(VersionConflict):
             RecordKey(locks, "n", lease=new).write(b"not as it was read", seen.version - 1)
@@ -256,7 +258,7 @@ def test_records() -> None:
 
 
 async def test_records_awaited(etcd1: Etcd, key: str) -> None:
-    """The same in asyncio, in etcd."""
+    """Tasks count in a record of etcd and lose nothing."""
     async with aio.connect(etcd1.url) as locks:
         await asyncio.gather(*(aio_optimistic.RecordKey(locks, key).update(plus_one) for _ in range(5)))
         assert (await aio_optimistic.RecordKey(locks, key).read()).value == b"5"
@@ -270,7 +272,7 @@ def test_engine_without_records() -> None:
 
 
 class Page(BaseHTTPRequestHandler):
-    """A resource that obeys conditional requests, as RFC 9110 has them."""
+    """A resource that obeys conditional requests (RFC 9110)."""
 
     protocol_version = "HTTP/1.1"
     body: ClassVar[bytes | None] = None
@@ -282,7 +284,7 @@ class Page(BaseHTTPRequestHandler):
             self.answer(404 if Page.body is None else 200, Page.body or b"")
 
     def do_PUT(self) -> None:
-        """Replace the page, if it is the one that is meant."""
+        """Replace the page if the condition is met."""
         sent = self.rfile.read(int(self.headers["Content-Length"]))
         with self.mutex:
             match, fresh = self.headers.get("If-Match"), self.headers.get("If-None-Match") == "*"
@@ -307,7 +309,7 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -345,7 +347,7 @@ async def test_http(page: str) -> None:
 
 
 def test_if_match() -> None:
-    """What a server does with If-Match: one of several, any, none, and none sent."""
+    """If-Match may name several versions or any; a missing header is refused."""
     check_if_match('"a", "7"', 7)
     check_if_match("*", 7)
     for header, version in (('"7"', 8), ("7", 7), ('W/"7"', 7), ("*", None), (None, 7), ('"6", *', 7)):

@@ -10,6 +10,7 @@ import pytest
 
 import fencelock
 from fencelock import FencelockError, StaleToken, VersionConflict
+from fencelock.fences import TokenPair
 from fencelock.lockfree.optimistic import RecordKey, SqlRow
 from tests.lockfree.databases import Database
 
@@ -29,7 +30,7 @@ def account() -> Iterator[SqlRow]:
     "error", [KeyError(1213), LookupError(1205), OSError("the other database is locked")], ids=repr
 )
 def test_error_of_the_users_function(account: SqlRow, error: Exception) -> None:
-    """What the caller's function raises comes out at once, even if it looks like what databases say of a collision."""
+    """An error of the user's function is raised at once, also if it looks like a collision in the database."""
     calls = 0
 
     def change(row: Any) -> Any:
@@ -45,7 +46,7 @@ def test_error_of_the_users_function(account: SqlRow, error: Exception) -> None:
 
 
 def test_no_version(account: SqlRow) -> None:
-    """A row whose version is NULL could never be written: that is said, and not tried for half a minute."""
+    """A row whose version is NULL is refused at once."""
     row = SqlRow(account._connection, "account", {"id": 8}, ["balance"])
     for work in (row.read, lambda: row.update(lambda value: value)):
         with pytest.raises(FencelockError, match="is NULL"):
@@ -53,7 +54,7 @@ def test_no_version(account: SqlRow) -> None:
 
 
 def test_attempts(account: SqlRow) -> None:
-    """At least one attempt is made, and a number that makes no sense is refused."""
+    """At least one attempt is made, also with a timeout of 0; a number of attempts below 1 is refused."""
 
     def raced(row: Any) -> Any:
         account._connection.execute("UPDATE account SET version = version + 1 WHERE id = 7")
@@ -61,6 +62,8 @@ def test_attempts(account: SqlRow) -> None:
 
     with pytest.raises(VersionConflict, match="each of 1 attempts"):
         account.update(raced, attempts=1)
+    with pytest.raises(VersionConflict, match="each of 1 attempts"):
+        account.update(raced, timeout=0)
     for attempts in (0, -1):
         with pytest.raises(ValueError, match="attempts"):
             account.update(raced, attempts=attempts)
@@ -86,7 +89,7 @@ def test_row_deleted_meanwhile(database: Database, key: str) -> None:
 
 
 def test_first_error_is_raised(database: Database) -> None:
-    """When the connection is gone, what it was lost by comes out, and not what the rollback says of it."""
+    """If the connection is lost, the first error is raised, and not the error of the rollback."""
     error = RuntimeError("mine")
     database.ask("CREATE TABLE IF NOT EXISTS piece (name varchar(64), n integer, version integer)")
     database.ask("INSERT INTO piece VALUES ('lost', 1, 1)")
@@ -114,8 +117,8 @@ def test_record_under_an_old_lease() -> None:
         return b"%d" % (int(value or 0) + 1)
 
     with fencelock.connect("memory://old-lease") as locks:
-        old = locks.lock("counter").acquire()
-        old.release()
+        with locks.lock("counter") as lease:
+            old = TokenPair(lease.token, lease.id)  # as from a holder that is stopped after its last look at the clock
         with locks.lock("counter") as new:
             assert RecordKey(locks, "counter", lease=old).update(plus_one) == b"1"
             assert RecordKey(locks, "counter", lease=new).update(plus_one) == b"2"

@@ -50,7 +50,7 @@ def put(database: Database, outbox: Outbox, *messages: tuple[str, Any]) -> None:
 
 
 def pending(database: Database, outbox: Outbox) -> int:
-    """Return how many wait."""
+    """Return the number of pending messages."""
     with database.connected() as connection:
         return int(outbox.pending(connection))
 
@@ -68,7 +68,7 @@ def running(relay: Relay) -> Iterator[None]:
 
 
 async def test_every_kind_of_connection(database: Database, on: str, kind: str, key: str) -> None:
-    """What is committed is delivered, and what is rolled back is not, from and over any connection."""
+    """On every kind of connection committed messages are delivered, and rolled-back ones are not."""
     make = KINDS[on, kind]
     async with make(database) as connection:
         half = half_of(connection)
@@ -104,7 +104,7 @@ async def test_every_kind_of_connection(database: Database, on: str, kind: str, 
 
 
 def test_order_is_the_order_of_commits(database: Database, key: str) -> None:
-    """Who appends under a key that another transaction has appended under waits for it; other keys do not."""
+    """An append waits for another transaction that has appended under the same key, and not for other keys."""
     outbox = Outbox(key)
     with database.connected() as first, ThreadPoolExecutor(2) as pool:
         outbox.append(first, "a", 1)
@@ -122,7 +122,7 @@ def test_order_is_the_order_of_commits(database: Database, key: str) -> None:
 
 
 def test_killed_while_delivering(database: Database, key: str, child: Callable[..., Child], tmp_path: Path) -> None:
-    """Killed between delivery and mark: the next relay delivers it again, and the rest, in order, with a higher token."""
+    """If a relay is killed before it deletes a message, the next one delivers it again, with a higher token."""
     outbox, locks = Outbox(key), f"sqlite:///{tmp_path}/locks.db"
     put(database, outbox, ("a", 1), ("a", 2))
     first = child(database, RELAY, locks, key, "hold")
@@ -137,7 +137,7 @@ def test_killed_while_delivering(database: Database, key: str, child: Callable[.
 
 @pytest.mark.parametrize("on", ["sqlite", pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
 def test_stopped_while_delivering(database: Database, key: str, child: Callable[..., Child], tmp_path: Path) -> None:
-    """A relay that is stopped past its lease delivers nothing more when it goes on, and marks nothing."""
+    """A relay that was stopped past its lease delivers and deletes nothing when it continues."""
     outbox, locks = Outbox(key), f"sqlite:///{tmp_path}/locks.db"
     put(database, outbox, ("a", 1), ("a", 2))
     first = child(database, RELAY, locks, key, "hold")
@@ -158,7 +158,7 @@ def test_stopped_while_delivering(database: Database, key: str, child: Callable[
 
 
 def test_replaced_relay_cannot_delete_messages(database: Database, key: str) -> None:
-    """Even a relay that does not notice that its lease is over is refused by the fence when it wants to mark."""
+    """The fence refuses to let a replaced relay delete messages, also if it does not notice the end of its lease."""
     outbox = Outbox(key)
     put(database, outbox, ("a", 1), ("a", 2))
     with fencelock.connect("memory://replaced") as locks:
@@ -182,7 +182,7 @@ def test_replaced_relay_cannot_delete_messages(database: Database, key: str) -> 
 
 @pytest.mark.parametrize("on", ["sqlite"])
 def test_failing_key_does_not_delay_other_keys(database: Database, key: str) -> None:
-    """A message that cannot be delivered holds up its own key, in order, and no other."""
+    """A message that cannot be delivered delays its own key, in order, and no other."""
     outbox, got = Outbox(key), []
     put(database, outbox, ("bad", 1), ("good", 2), ("bad", 3), ("good", 4))
     failures = iter(range(3))
@@ -203,7 +203,7 @@ def test_failing_key_does_not_delay_other_keys(database: Database, key: str) -> 
 
 @pytest.mark.parametrize("on", ["sqlite"])
 def test_drain_deletes_what_it_delivered_before_an_error(database: Database, key: str) -> None:
-    """An error of the receiver comes out of `drain`, and what was delivered before it is marked."""
+    """`drain` raises an error of the receiver, and deletes the messages that were delivered before it."""
     outbox = Outbox(key)
     put(database, outbox, ("a", 1), ("b", 2))
 
@@ -247,7 +247,7 @@ def test_relay_reconnects(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("on", ["sqlite"])
 def test_one_relay_of_several_delivers(database: Database, key: str) -> None:
-    """Of several relays one delivers; when it is stopped, another goes on, and nothing is lost or doubled."""
+    """Of several relays one delivers; when it is stopped, another one continues, and no message is lost or repeated."""
     outbox = Outbox(key)
     got: list[tuple[str, int]] = []
     with fencelock.connect("memory://several") as locks:
@@ -271,7 +271,7 @@ def test_one_relay_of_several_delivers(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("on", ["sqlite"])
 async def test_awaited(database: Database, on: str, key: str) -> None:
-    """In asyncio a relay awaits its deliveries, is interrupted when it loses its lease, and goes on when it has it again."""
+    """In asyncio a relay awaits its deliveries, is cancelled when it loses its lease, and continues with a new one."""
     outbox, got = Outbox(key), []
     put(database, outbox, ("a", 1), ("a", 2))
     interrupted = asyncio.Event()
@@ -304,7 +304,7 @@ async def test_awaited(database: Database, on: str, key: str) -> None:
 
 @pytest.mark.parametrize("on", ["sqlite"])
 def test_invalid_configuration_is_raised(database: Database, key: str, tmp_path: Path) -> None:
-    """A connection in autocommit mode, missing tables and unfit names are said at once, also by a relay that runs."""
+    """A connection in autocommit mode, missing tables and invalid names are errors, also in a running relay."""
     import sqlite3
 
     auto = sqlite3.connect(database.path(), isolation_level=None)
@@ -329,7 +329,7 @@ def test_invalid_configuration_is_raised(database: Database, key: str, tmp_path:
 @pytest.mark.engine("mariadb")
 @pytest.mark.parametrize("on", ["mariadb"])
 def test_idle_keys_are_pruned(database: Database, key: str) -> None:
-    """On MariaDB the rows that keep the order are removed once nobody uses them, and those of other outboxes stay."""
+    """On MariaDB `prune` removes the rows of unused keys, and keeps those of other outboxes."""
     outbox, other = Outbox(key), Outbox(f"{key} other")
     put(database, outbox, ("old", 1), ("new", 2))
     put(database, other, ("old", 1))
@@ -344,7 +344,7 @@ def test_idle_keys_are_pruned(database: Database, key: str) -> None:
 
 @pytest.mark.parametrize("on", ["sqlite"])
 def test_idle_relay_stops_at_once(database: Database, key: str) -> None:
-    """A relay without messages stops at once, however long its poll."""
+    """A relay without messages stops at once, also with a long poll interval."""
     with fencelock.connect("memory://stop") as locks:
         started = time.monotonic()
         with running(Relay(Outbox(key), database.connect, print, locks, poll=600)):
@@ -355,7 +355,7 @@ def test_idle_relay_stops_at_once(database: Database, key: str) -> None:
 @pytest.mark.parametrize("on", [pytest.param("postgresql", marks=pytest.mark.engine("postgres"))])
 @pytest.mark.parametrize("how", ["connection", "getconn"])
 def test_relay_returns_connections_to_their_pool(database: Database, key: str, how: str) -> None:
-    """A relay takes a connection of a pool's and gives it back, time and again."""
+    """A relay takes connections from a pool and gives them back."""
     from psycopg_pool import ConnectionPool
 
     with (
@@ -371,6 +371,6 @@ def test_relay_returns_connections_to_their_pool(database: Database, key: str, h
 
 
 def test_relay_needs_a_function_that_connects() -> None:
-    """A relay is not made with what gives no connection."""
+    """A relay refuses an invalid `connect` when it is made."""
     with fencelock.connect("memory://outbox-none") as locks, pytest.raises(TypeError, match="a function that opens"):
         Relay(Outbox(), "postgresql://localhost/shop", lambda message: None, locks)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The relay when a receiver refuses for reasons of its own, and when the table holds what cannot be read."""
+"""The relay with errors of the receiver, malformed messages, and arguments of the other half."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.lockfree.databases import Database
 @pytest.mark.parametrize("error", [StaleToken, LeaseLost])
 @pytest.mark.parametrize("on", ["sqlite"])
 def test_receiver_that_loses_its_own_lock(database: Database, key: str, error: type[FencelockError]) -> None:
-    """A delivery that loses a lock of its own, or is refused by a fence, fails like any other: other keys go on."""
+    """LeaseLost or StaleToken of a receiver is a failure like any other: other keys are delivered."""
     outbox, got = Outbox(key), []
     with database.transaction() as connection:
         for name in ("a", "b", "a", "b"):

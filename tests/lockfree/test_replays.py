@@ -23,7 +23,7 @@ THREADS, REPLAYS = 8, 20
 
 
 def finish(connection: Any, key: str) -> None:
-    """Carry out a key whose result is "done"."""
+    """Do the work of a key; its result is "done"."""
     with IdempotencyKey(connection, key) as run:
         run.result = "done"
 
@@ -76,7 +76,7 @@ def test_many_replays_at_once_all_get_the_result(database: Database, key: str) -
 
 
 def test_many_replays_by_locks_at_once_all_get_the_result(redis_node: Redis, key: str) -> None:
-    """The same with a lock client as the store; a replay does not take the lock."""
+    """With a lock client as the store, a replay does not take the lock."""
     with fencelock.connect(redis_node.url) as locks, ThreadPoolExecutor(THREADS) as pool:
         finish(locks, key)
         with locks.lock(f"idempotency:{key}"):
@@ -124,7 +124,7 @@ def test_sqlite_waits_longer_than_the_timeout_of_the_connection(tmp_path: Path, 
 def test_sqlite_refuses_to_wait_in_a_transaction_that_has_read(
     tmp_path: Path, journal: str, wait: bool | float
 ) -> None:
-    """Such a transaction would keep the other one from committing: it is refused at once, and the other one commits."""
+    """A transaction that has read and would block another one's commit is refused at once, and the other one commits."""
     with shop(tmp_path, journal) as (first, second):
         second.execute("BEGIN")
         second.execute("SELECT count(*) FROM fencelock_idempotency").fetchall()
@@ -140,7 +140,7 @@ def test_sqlite_refuses_to_wait_in_a_transaction_that_has_read(
 
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
 def test_sqlite_replays_in_a_transaction_that_the_caller_began(tmp_path: Path, journal: str) -> None:
-    """After BEGIN, too, a finished key returns its result while another transaction writes."""
+    """After BEGIN a finished key returns its result while another transaction writes."""
     with shop(tmp_path, journal) as (first, second):
         finish(first, "k")
         first.commit()
@@ -195,7 +195,7 @@ SERVERS = [
 
 @pytest.mark.parametrize("on", SERVERS)
 def test_same_key_in_another_database_or_schema_is_another_key(database: Database, key: str) -> None:
-    """A key that is in progress in one of them is free in the other."""
+    """A key that is in progress in one database or schema is free in the other."""
     with elsewhere(database, key) as other, database.connected() as here:
         with IdempotencyKey(here, key):
             with IdempotencyKey(other, key, wait=False) as run:

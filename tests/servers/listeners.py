@@ -21,7 +21,7 @@ LISTENING = "0A"
 
 
 def listeners() -> dict[int, int]:
-    """Return the ports on which somebody listens, by the inodes of the sockets."""
+    """Return the ports on which a process listens, by the inodes of the sockets."""
     try:
         return dict(_ask(socket.AF_INET)) | dict(_ask(socket.AF_INET6))
     except OSError:  # a kernel without that question, or a container that may not ask

@@ -1,4 +1,4 @@
-"""Things that are ended by `with`, however its body ends."""
+"""Base classes of what a `with` block closes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Closable(ABC):
 
 
 class Startable(Closable):
-    """Something that is also started at the beginning of it."""
+    """Something that is also started at the beginning of a `with`."""
 
     @abstractmethod
     def start(self) -> None:

@@ -87,7 +87,7 @@ class MariaDB(Server):
 
 
 def unpacked() -> Path | None:
-    """Return where somebody has unpacked the packages of a MySQL server: then the tests run on that, not on MariaDB."""
+    """Return the folder of an unpacked MySQL server, if there is one: then the tests run on it instead of MariaDB."""
     where = os.environ.get("FENCELOCK_MYSQL")
     return Path(where) if where else None
 

@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports that nobody listens on, and that this process has not been given before.
+    """Return ports on which no process listens, and that this function has not returned before.
 
     They lie below the range from which the kernel serves outgoing connections. A port inside it could be taken by any
     client while its server is down, and a client that keeps trying a dead loopback port can even connect to itself.

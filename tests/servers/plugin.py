@@ -47,21 +47,21 @@ class Session:
         self.without |= {name for name in KINDS if KINDS[name].family in config.getoption("--without-engine")}
         self.left_out: Counter[str] = Counter()
         self.kept: list[str] = []
-        self.engines = Engines(self.say)
-        self._news: list[str] = []
+        self.engines = Engines(self.report)
+        self._messages: list[str] = []
         self._main = threading.main_thread()
 
-    def say(self, line: str) -> None:
-        """Tell the caller; what a background thread has to say waits until the main thread comes by."""
-        self._news.append(line)
+    def report(self, line: str) -> None:
+        """Print a message; one from a background thread is printed by the main thread later."""
+        self._messages.append(line)
         if threading.current_thread() is self._main:
-            self.tell_news()
+            self.print_messages()
 
-    def tell_news(self) -> None:
-        """Print what there is to tell."""
+    def print_messages(self) -> None:
+        """Print the messages that have not been printed yet."""
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         capture = self.config.pluginmanager.getplugin("capturemanager")
-        if reporter is None or not self._news:
+        if reporter is None or not self._messages:
             return
         with ExitStack() as stack:
             if capture is not None:
@@ -70,8 +70,8 @@ class Session:
             if reporter.verbosity < 0:
                 # Quietly pytest writes dots without a file's name, and does not know that it is amid a line.
                 reporter.write_line("")
-            while self._news:
-                reporter.write_line(f"engines: {self._news.pop(0)}")
+            while self._messages:
+                reporter.write_line(f"engines: {self._messages.pop(0)}")
 
     def get(self, name: str) -> Engine:
         """A shared engine for a test."""
@@ -83,7 +83,7 @@ class Session:
         try:
             return self.engines.get(name)
         finally:
-            self.tell_news()
+            self.print_messages()
 
 
 SESSION = pytest.StashKey[Session]()
@@ -130,7 +130,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the caller does not want."""
+    """Deselect the tests of engines that --without-engine names."""
     session = config.stash[SESSION]
     unwanted = config.getoption("--without-engine")
     kept: list[pytest.Item] = []
@@ -144,10 +144,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
     if config.pluginmanager.hasplugin("xdist"):
-        _gather(items)
+        _assign_groups(items)
 
 
-def _gather(items: list[pytest.Item]) -> None:
+def _assign_groups(items: list[pytest.Item]) -> None:
     """Keep the tests that share a heavy server in one process of pytest-xdist, so that not every process starts it.
 
     The two runtimes of an engine run at the same time. pytest-xdist gives each process one test at a time of the rest.
@@ -160,12 +160,12 @@ def _gather(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"{names} {runtime_name}".strip()))
 
 
-def _must_be_gathered(session: pytest.Session) -> None:
+def _check_groups(session: pytest.Session) -> None:
     """Refuse a pytest-xdist that overlooks groups, as 3.8 does with pytest 9.2: every process would start every server."""
     if session.config.getoption("loadgroup", False):  # in pytest-xdist's processes only
         for item in session.items:
             if item.get_closest_marker("xdist_group") and "@" not in item.nodeid.rpartition("]")[2]:
-                raise RuntimeError(f"{item.nodeid} is in a group of which pytest-xdist knows nothing")
+                raise RuntimeError(f"{item.nodeid} has a group that pytest-xdist ignores")
 
 
 @pytest.hookimpl(trylast=True)
@@ -173,7 +173,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Install what the selected tests need, and begin to start it."""
     if session.config.getoption("collectonly"):
         return
-    _must_be_gathered(session)
+    _check_groups(session)
     names: set[str] = set()
     families: set[str] = set()
     for item in session.items:
@@ -184,7 +184,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Before the first test, for an installation may take longer than a test is allowed to.
     mine.engines.install(families)
     if names and not hasattr(session.config, "workerinput"):  # else others run most of these tests
-        mine.say(f"starting {', '.join(KINDS[name].title for name in sorted(names))} …")
+        mine.report(f"starting {', '.join(KINDS[name].title for name in sorted(names))} …")
         mine.engines.begin(names)
 
 
@@ -196,7 +196,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         session.engines.heal(needs(item)[0])
-        session.tell_news()
+        session.print_messages()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -206,7 +206,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was left out and what was kept."""
+    """Print what was left out and what was kept."""
     session = config.stash[SESSION]
     for name, count in sorted(session.left_out.items()):
         terminalreporter.write_line(f"engines: left out by --without-engine {name}: {count} of the tests")

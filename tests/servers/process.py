@@ -39,37 +39,37 @@ class Order:
 
 
 class Running:
-    """A server that was started. Every signal goes through a pidfd, so that it can never reach a stranger."""
+    """A server that was started. Every signal goes through a pidfd, so that it cannot reach another process."""
 
     def __init__(self, order: Order) -> None:
         self._stop_signal = order.stop_signal
         self._owner = os.getpid()
-        report, report_in_leash = os.pipe()
+        report, report_in_lifeline = os.pipe()
         words = [
-            *(str(os.getpid()), str(report_in_leash), "keep" if order.keep else "remove", str(order.folder)),
+            *(str(os.getpid()), str(report_in_lifeline), "keep" if order.keep else "remove", str(order.folder)),
             f"{order.account.uid}:{order.account.gid}" if order.account is not None else "",
             *(f"{name}={value}" for name, value in order.environment.items()),
             *("--", *order.command),
         ]
         try:
             with order.log.open("ab") as log:
-                self._leash = subprocess.Popen(
+                self._lifeline = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(LEASH), *words],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(report_in_leash,),
+                    pass_fds=(report_in_lifeline,),
                     start_new_session=True,
                 )
         except BaseException:
             os.close(report)
             raise
         finally:
-            os.close(report_in_leash)
+            os.close(report_in_lifeline)
         with open(report) as answer:
             line = answer.readline()
         if not line:
-            self._leash.wait()
+            self._lifeline.wait()
             raise RuntimeError(f"the lifeline process ended before it could start {order.command[0]}")
         self.pid = int(line)
         try:
@@ -80,22 +80,22 @@ class Running:
     @property
     def is_alive(self) -> bool:
         """Whether the server is there, running or paused."""
-        return self._mine() and self._leash.poll() is None
+        return self._mine() and self._lifeline.poll() is None
 
     @property
     def status(self) -> int | None:
         """How the server ended: its exit status, or 128 and the signal that killed it."""
-        return self._leash.poll()
+        return self._lifeline.poll()
 
     def listens_on(self, ports: Collection[int]) -> bool:
-        """Whether it is this server, and not a stranger who was quicker, that listens on all these ports."""
+        """Whether this server, and no other process, listens on all these ports."""
         known = {f"socket:[{inode}]": port for inode, port in listeners().items()}
         folder = f"/proc/{self.pid}/fd"
         mine = {known.get(_target(f"{folder}/{entry}")) for entry in os.listdir(folder)}
         return mine.issuperset(ports)
 
     def pause(self, limit: float = 5.0) -> None:
-        """SIGSTOP the whole tree, and return when every thread of it stands still."""
+        """SIGSTOP the whole tree, and return when every thread of it is stopped."""
         until = time.monotonic() + limit
         while True:
             # Parents first: a stopped parent makes no more children, so this comes to an end.
@@ -145,7 +145,7 @@ class Running:
 
     def _wait(self, limit: float) -> None:
         if self._mine():
-            self._leash.wait(limit)
+            self._lifeline.wait(limit)
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1

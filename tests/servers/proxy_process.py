@@ -1,4 +1,4 @@
-"""The proxy itself: run as a process of its own with the standard library alone, told what to do over stdin.
+"""The proxy itself: run as a process of its own with the standard library alone, with commands on stdin.
 
 A process and not a thread, because a test may hold the GIL or block its event loop for seconds, and the network must
 not notice.

@@ -1,4 +1,4 @@
-"""What every engine's server can do, whatever the engine."""
+"""The base class of all servers: start, stop, pause, kill, restart, remove."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StartFailed(RuntimeError):
 
 
 class PortTaken(StartFailed):
-    """Somebody else was quicker to listen on the port that had been free."""
+    """Another process has taken the port that was free."""
 
 
 class Server(Startable):
@@ -57,7 +57,7 @@ class Server(Startable):
         self._launched_at = 0.0
         self._lock = threading.RLock()
 
-    # What an engine has to say.
+    # Each kind of server implements these.
 
     @abstractmethod
     def url_at(self, address: str) -> str:
@@ -73,10 +73,10 @@ class Server(Startable):
 
     @abstractmethod
     def _probe(self, timeout: float) -> None:
-        """Talk to the server; any exception means that it does not serve."""
+        """Send a request to the server; any exception means that it is not ready."""
 
     def _listening_ports(self) -> tuple[int, ...]:
-        """The ports on which it must listen to be whole."""
+        """The ports on which it listens when it is ready."""
         return self.ports
 
     def _account(self) -> Account | None:
@@ -84,9 +84,9 @@ class Server(Startable):
         return None
 
     def _clean_up(self) -> None:
-        """Give back what a killed server has left outside its folder."""
+        """Free what a killed server has left outside its folder."""
 
-    # What a test may do.
+    # For tests.
 
     @property
     def port(self) -> int:
@@ -121,7 +121,7 @@ class Server(Startable):
 
     @property
     def data(self) -> Path:
-        """Where the server keeps what must survive it."""
+        """The folder of the data that survives a restart."""
         return self.folder / "data"
 
     @property
@@ -131,7 +131,7 @@ class Server(Startable):
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is there but stands still."""
+        """Whether it is running but paused."""
         return self._paused and self.is_alive
 
     def answers(self, timeout: float = 1.0) -> bool:
@@ -206,7 +206,7 @@ class Server(Startable):
         self.started_in = time.monotonic() - self._launched_at
 
     def stop(self) -> None:
-        """Let it end in order; killed when it takes too long."""
+        """Stop it; kill it if that takes too long."""
         with self._lock:
             if self._running is not None:
                 self._running.stop(self.stop_limit)
@@ -220,7 +220,7 @@ class Server(Startable):
             self._paused = False
 
     def pause(self) -> None:
-        """Stop every process of it where it stands; its connections stay open and silent."""
+        """SIGSTOP all its processes; its connections stay open and silent."""
         with self._lock:
             if self._running is None or not self.is_alive:
                 raise RuntimeError(f"{self!r} does not run and cannot be paused")
@@ -228,7 +228,7 @@ class Server(Startable):
             self._running.pause()
 
     def resume(self) -> None:
-        """Let a paused server go on."""
+        """Resume a paused server."""
         with self._lock:
             # Not for one that runs: to find its tree takes a look at every process of the machine.
             if self._running is not None and self.is_paused:
@@ -252,7 +252,7 @@ class Server(Startable):
             places.remove(self.data)
 
     def ensure_healthy(self) -> None:
-        """Bring it back to where a test found it: running, not paused, answering."""
+        """Restore it after a test: running, not paused, ready."""
         with self._lock:
             self.start()
             if not self.answers(timeout=5.0):
@@ -260,7 +260,7 @@ class Server(Startable):
                 self.start()
 
     def close(self) -> None:
-        """Kill it and remove its folder: nothing is left."""
+        """Kill it and remove its folder."""
         with self._lock:
             self.kill()
             if self._folder is not None and not os.environ.get(KEEP):

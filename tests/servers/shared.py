@@ -47,7 +47,7 @@ ALIASES = {"etcd": "etcd1", "zookeeper": "zookeeper1", "mysql": "mariadb", "post
 
 
 class Engines:
-    """Hands out the shared engines; each start happens once, and its outcome is everybody's."""
+    """The shared engines. Each is started once; if that fails, all tests that need it fail."""
 
     def __init__(self, say: packages.Say) -> None:
         self._say = say
@@ -58,7 +58,7 @@ class Engines:
         self._lock = threading.Lock()
 
     def install(self, families: Iterable[str]) -> None:
-        """Bring missing programs here. What cannot be had fails later, in the tests that need it."""
+        """Install missing programs. A program that cannot be installed fails later, in the tests that need it."""
         wanted = sorted(set(families))
         try:
             packages.ensure(wanted, self._say)
@@ -79,14 +79,14 @@ class Engines:
         return self._begin(ALIASES.get(name, name)).result()
 
     def heal(self, names: Iterable[str]) -> None:
-        """Bring engines that a test has used back to health, whatever it did to them."""
+        """Restore the engines that a test has used."""
         for name in names:
             start = self._starts.get(name)
             if start is not None and start.done() and start.exception() is None:
                 start.result().ensure_healthy()
 
     def close(self) -> list[str]:
-        """End every engine; the folders that were kept because the caller asked for it."""
+        """Stop every engine; return the folders that were kept."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         kept = []
         for engine in self._made.values():

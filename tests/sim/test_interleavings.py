@@ -10,8 +10,8 @@ import pytest
 
 from fencelock.core.group import BaseGroup
 from fencelock.model import Claim, Mode
-from fencelock.primitives.lock import LockFactory
-from fencelock.primitives.multi import MultiLockFactory, modes_of
+from fencelock.primitives.lock import BaseLock
+from fencelock.primitives.multi import BaseMultiLock, modes_of
 from fencelock.sim.check import Invariants, check
 from fencelock.sim.locks import Held, SimClient
 from tests.sim import variants
@@ -35,7 +35,7 @@ def at_each_step(play: Callable[[Lab, int], bool]) -> int:
 
 async def hold(client: SimClient, seconds: float, mode: Mode = Mode.EXCLUSIVE) -> int:
     """Acquire, hold the lock for a while, and release it."""
-    async with Held(await LockFactory(client, "x", mode).acquire()) as lease:
+    async with Held(await BaseLock(client, "x", mode).acquire()) as lease:
         await client.runtime.sleep(seconds)
         return lease.token
 
@@ -109,7 +109,7 @@ def test_a_reader_that_is_stopped_for_longer_than_its_ttl() -> None:
 
 async def hold_all(client: SimClient, names: tuple[str, ...], seconds: float) -> int:
     """Acquire a multi-lock, hold it for a while, and release it."""
-    multi: MultiLockFactory[BaseGroup] = MultiLockFactory(client, BaseGroup, modes_of(names, (), ()))
+    multi: BaseMultiLock[BaseGroup] = BaseMultiLock(client, BaseGroup, modes_of(names, (), ()))
     async with Held(await multi.acquire()) as group:
         await client.runtime.sleep(seconds)
         return len(group)

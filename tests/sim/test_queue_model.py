@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fencelock.engines.memory import Entry, MemoryStore
+from fencelock.engines.memory import MemoryStore, QueuedClaim
 from fencelock.model import Claim, Mode, Renewal
 from tests.sim import variants
 
@@ -65,7 +65,7 @@ class Queue:
         store = MemoryStore(lambda: 0.0, lambda: 0)
         store._counter = max((place.token or 0 for place in state), default=0)
         entries = [
-            Entry(self.claims[place.claim]._replace(mode=place.mode), place.left, place.token) for place in state
+            QueuedClaim(self.claims[place.claim]._replace(mode=place.mode), place.left, place.token) for place in state
         ]
         if entries:
             store._queues["x"] = entries

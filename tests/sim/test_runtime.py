@@ -10,7 +10,7 @@ import pytest
 from fencelock.core.runtime import CancelGuard, Runtime
 from fencelock.errors import LeaseLost, OutcomeUnknown
 from fencelock.model import LossReason
-from fencelock.primitives.lock import LockFactory
+from fencelock.primitives.lock import BaseLock
 from fencelock.sim.clocks import RATE_ERROR, BootClock
 from fencelock.sim.locks import Held, SimLease
 from fencelock.sim.scheduler import Scheduler
@@ -183,7 +183,7 @@ def test_a_lease_is_renewed(lab: Lab) -> None:
     """The production renewer renews a lease for many ttls, and ends when it is released."""
 
     async def work() -> bool:
-        lease = await LockFactory(lab.client, "x").acquire()
+        lease = await BaseLock(lab.client, "x").acquire()
         await lab.runtime.sleep(20)
         return await lease._release()
 
@@ -200,7 +200,7 @@ def test_loss_interrupts_the_body(lab: Lab) -> None:
     """If the engine cannot be reached, the body of a block is cancelled at the deadline, and the block raises LeaseLost."""
 
     async def work() -> None:
-        async with Held(await LockFactory(lab.client, "x").acquire()):
+        async with Held(await BaseLock(lab.client, "x").acquire()):
             lab.network.partition("p1", "engine", 100)
             await lab.runtime.sleep(50)
 
@@ -215,7 +215,7 @@ def test_the_validity_of_a_lease_is_recorded_in_true_time(lab: Lab) -> None:
     lease: list[SimLease] = []
 
     async def work() -> None:
-        lease.append(await LockFactory(lab.client, "x", renew=False).acquire())
+        lease.append(await BaseLock(lab.client, "x", renew=False).acquire())
         await lab.runtime.sleep(50)
 
     lab.start(work())
@@ -234,12 +234,12 @@ def test_cancelled_at_every_await_of_an_acquire(lab: Lab, step: int) -> None:
     """Whichever await of a waiting acquire is cancelled, nothing is left on the engine and the next one succeeds."""
 
     async def hold() -> None:
-        lease = await LockFactory(lab.client, "x").acquire()
+        lease = await BaseLock(lab.client, "x").acquire()
         await lab.runtime.sleep(2)
         await lease._release()
 
     async def wait() -> None:
-        lease = await LockFactory(second, "x").acquire()
+        lease = await BaseLock(second, "x").acquire()
         await lease._release()
 
     other, second = lab.add("p2")

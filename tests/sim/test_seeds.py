@@ -1,4 +1,4 @@
-"""Thousands of seeds: every primitive keeps its promises on the simulated engines, and a seed repeats a run exactly."""
+"""Hundreds of seeds: every primitive keeps its promises on the simulated engines, and a seed repeats a run exactly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fencelock.sim.run import play
 from fencelock.sim.scenario import PRIMITIVES, Scenario, scenarios_of
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK_SEEDS = {"memory": 5000, "redis": 1000, "redlock": 5000}
+LOCK_SEEDS = {"memory": 2000, "redis": 400, "redlock": 2000}
 """On Redis and Redlock every server runs a real Lua; `make torture` plays more seeds."""
 OTHER_SEEDS = {"memory": 300, "redis": 40}
 LONG_SEEDS = 2000
@@ -24,6 +24,7 @@ OTHERS = [primitive for primitive in PRIMITIVES if primitive != "lock"]
 RUNS = [(engine, "lock", seeds) for engine, seeds in LOCK_SEEDS.items()]
 RUNS += [(engine, primitive, seeds) for engine, seeds in OTHER_SEEDS.items() for primitive in OTHERS]
 LONG_RUNS = [(engine, primitive, LONG_SEEDS) for engine in OTHER_SEEDS for primitive in OTHERS]
+LONG_RUNS += [(engine, "lock", 5 * LONG_SEEDS) for engine in LOCK_SEEDS]
 
 
 @pytest.mark.timeout(1200)
@@ -62,7 +63,7 @@ def test_the_same_seed_is_the_same_history(scenario: Scenario) -> None:
     """A seed played twice leaves the same history, to the last digit of every time."""
     once, again = play(5, scenario), play(5, scenario)
     assert list(once.history.lines()) == list(again.history.lines())
-    assert once.history.ops
+    assert once.history.ops or once.history.reservations
 
 
 @pytest.mark.parametrize("primitive", ["lock", "election"])

@@ -6,11 +6,11 @@ import pytest
 
 from fencelock.sim.run import play
 from fencelock.sim.scenario import UNFENCED, scenario_of
-from tests.sim import redis_variants, redlock_variants, variants
+from tests.sim import record_variants, redis_variants, redlock_variants, variants
 from tests.sim.variants import Variant
 
 VARIANTS = {
-    "memory": variants.VARIANTS,
+    "memory": variants.VARIANTS + record_variants.VARIANTS,
     "redis": redis_variants.VARIANTS,
     "redlock": redlock_variants.VARIANTS,
 }

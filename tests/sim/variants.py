@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fencelock import model
-from fencelock.core import acquire, lease_state
+from fencelock.core import acquire, block, lease_state
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import Engine
 from fencelock.core.group import BaseGroup
@@ -23,13 +23,13 @@ from fencelock.core.leftovers import Leftovers
 from fencelock.core.runtime import Runtime
 from fencelock.core.watch import StopSignal
 from fencelock.engines import memory
-from fencelock.engines.memory import AttemptReply, Entry, MemoryEngine, MemoryStore
+from fencelock.engines.memory import AttemptReply, MemoryEngine, MemoryStore, QueuedClaim
 from fencelock.errors import EngineUnavailable
 from fencelock.fences import Fenced
 from fencelock.fences.memory import MemoryFence
 from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, Waiting
 from fencelock.primitives import election
-from fencelock.primitives.election import ElectionFactory, Leader, leader_of
+from fencelock.primitives.election import BaseElection, Leader, leader_of
 from fencelock.sim import program
 from fencelock.sim.locks import SimLease
 from fencelock.sim.memory_engine import SimMemoryEngine
@@ -42,8 +42,9 @@ def release_without_owner() -> Iterator[None]:
 
     def release(self: MemoryStore, claim: Claim) -> bool:
         held = [entry for entry in self._queues.get(claim.name, ()) if entry.token is not None]
-        freed = [self._remove(entry.claim) for entry in held]
-        return any(freed)
+        for entry in held:
+            self._remove(entry.claim)
+        return bool(held)
 
     with patch.object(MemoryStore, "release", release):
         yield
@@ -108,14 +109,14 @@ def cancel_without_abandon() -> Iterator[None]:
 @contextmanager
 def _no_clean_up_in(caller: Callable[..., object]) -> Iterator[None]:
     """The claim of a cancelled caller stays on the engine, and is not a leftover."""
-    clean_up = Leftovers.clean_up
+    abandon_shielded = Leftovers.abandon_shielded
 
     async def forgetful(self: Leftovers, *claims: Claim) -> None:
         awaiting = sys._getframe(1)
         if awaiting.f_code is not caller.__code__:
-            await clean_up(self, *claims)
+            await abandon_shielded(self, *claims)
 
-    with patch.object(Leftovers, "clean_up", forgetful):
+    with patch.object(Leftovers, "abandon_shielded", forgetful):
         yield
 
 
@@ -204,26 +205,26 @@ def last_come_first_served() -> Iterator[None]:
 @contextmanager
 def one_permit_too_many() -> Iterator[None]:
     """One permit more than the limit is admitted."""
-    admit = model.admit
+    rule = model.blockers
 
-    def generous(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
+    def generous(queue: Sequence[model.Contender], me: model.Contender) -> tuple[str, ...]:
         ahead = [place.id for place in queue]
         at = ahead.index(me.id) if me.id in ahead else len(ahead)
-        return model.ADMITTED if me.limit is not None and at == me.limit else admit(queue, me)
+        return () if me.limit is not None and at == me.limit else rule(queue, me)
 
-    with patch.object(model, "admit", generous):
+    with patch.object(model, "blockers", generous):
         yield
 
 
 @contextmanager
 def writers_ignore_readers() -> Iterator[None]:
     """A writer waits for writers only."""
-    admit = model.admit
+    rule = model.blockers
 
-    def rude(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
-        return admit(queue if me.shared else [place for place in queue if not place.shared], me)
+    def rude(queue: Sequence[model.Contender], me: model.Contender) -> tuple[str, ...]:
+        return rule(queue if me.shared else [place for place in queue if not place.shared], me)
 
-    with patch.object(model, "admit", rude):
+    with patch.object(model, "blockers", rude):
         yield
 
 
@@ -263,15 +264,15 @@ def wakeups_are_missed() -> Iterator[None]:
 @contextmanager
 def limit_of_the_others() -> Iterator[None]:
     """A permit counts the highest limit in the queue, not its own."""
-    admit = model.admit
+    rule = model.blockers
 
-    def generous(queue: Sequence[model.Contender], me: model.Contender) -> model.Admitted | model.Blocked:
+    def generous(queue: Sequence[model.Contender], me: model.Contender) -> tuple[str, ...]:
         limits = [entry.limit for entry in [*queue, me] if entry.limit is not None]
         if me.limit is None or len(queue) >= max(limits):
-            return admit(queue, me)
-        return model.ADMITTED
+            return rule(queue, me)
+        return ()
 
-    with patch.object(model, "admit", generous):
+    with patch.object(model, "blockers", generous):
         yield
 
 
@@ -279,7 +280,7 @@ def limit_of_the_others() -> Iterator[None]:
 def readers_overtake_writers() -> Iterator[None]:
     """A reader is admitted beside other readers although a writer waits ahead of it."""
 
-    def advance(queue: Sequence[Entry], now: float) -> model.QueueUpdate[Entry]:
+    def advance(queue: Sequence[QueuedClaim], now: float) -> model.QueueUpdate[QueuedClaim]:
         update = model.advance_queue(queue, now)
         ahead = [entry for entry in queue if entry.token is not None or entry in update.admitted]
         if ahead and all(entry.shared for entry in ahead):
@@ -333,7 +334,7 @@ def dead_reader_is_renewed() -> Iterator[None]:
 def expired_waiter_is_granted() -> Iterator[None]:
     """The queue keeps waiters whose ttl is over, and grants them the lock when their turn comes."""
 
-    def advance(queue: Sequence[Entry], now: float) -> model.QueueUpdate[Entry]:
+    def advance(queue: Sequence[QueuedClaim], now: float) -> model.QueueUpdate[QueuedClaim]:
         for entry in queue:
             if entry.token is None:
                 entry.expires = max(entry.expires, now + 1e-6)
@@ -412,7 +413,8 @@ def cancelled_release_of_a_group_stops() -> Iterator[None]:
     async def release(self: BaseGroup) -> bool:
         return all([await lease._release() for lease in reversed(self._members)])
 
-    with patch.object(BaseGroup, "_release", release):
+    # The end of a block would give up what the release left.
+    with patch.object(BaseGroup, "_release", release), patch.object(block, "give_up", lambda _: None):
         yield
 
 
@@ -420,7 +422,7 @@ def cancelled_release_of_a_group_stops() -> Iterator[None]:
 def election_does_not_wait_for_the_work() -> Iterator[None]:
     """The candidate resigns although the work of its term still runs."""
 
-    async def lead(self: ElectionFactory[SimLease], term: SimLease, work: Callable[[SimLease], Any]) -> None:
+    async def lead(self: BaseElection[SimLease], term: SimLease, work: Callable[[SimLease], Any]) -> None:
         async def run() -> None:
             with suppress(Exception):
                 await work(term)
@@ -432,7 +434,7 @@ def election_does_not_wait_for_the_work() -> Iterator[None]:
         finally:
             await term._release()
 
-    with patch.object(ElectionFactory, "_lead", lead):
+    with patch.object(BaseElection, "_lead", lead):
         yield
 
 
@@ -440,11 +442,11 @@ def election_does_not_wait_for_the_work() -> Iterator[None]:
 def observer_without_token_filter() -> Iterator[None]:
     """An observer yields every state that it reads, also an older one."""
 
-    async def observe(self: ElectionFactory[SimLease], stop: StopSignal | None) -> AsyncIterator[Leader | None]:
+    async def observe(self: BaseElection[SimLease], stop: StopSignal | None) -> AsyncIterator[Leader | None]:
         async for snapshot in self._client.watches.watch(self.name, stop):
             yield leader_of(snapshot)
 
-    with patch.object(ElectionFactory, "observe", observe):
+    with patch.object(BaseElection, "observe", observe):
         yield
 
 

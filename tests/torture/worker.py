@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import fencelock
 from fencelock.core.clock import boottime
+from fencelock.fences import TokenPair
 from fencelock.fences.sql import SqlFence
 
 
@@ -57,15 +58,17 @@ class Worker:
                 self.tell(event="release", token=lease.token, called=boottime(), ok=lease.release(), at=boottime())
 
     def add_one(self, lease: fencelock.Lease) -> None:
+        # Without the lease's clock: a worker that was stopped must be refused by the fence.
+        pair = TokenPair(lease.token, lease.id)
         try:
             with self.transaction():
                 if self.fenced:
-                    SqlFence().check(self.database, lease, "record")
+                    SqlFence().check(self.database, pair, "record")
                 value = self.database.execute("SELECT value FROM record").fetchone()[0]
             time.sleep(self.random.random() * 0.02)
             with self.transaction():
                 if self.fenced:
-                    SqlFence().check(self.database, lease, "record")
+                    SqlFence().check(self.database, pair, "record")
                 self.database.execute("UPDATE record SET value = ?", (value + 1,))
                 self.database.execute(
                     "INSERT INTO log VALUES (?, ?, ?, ?, ?)", (self.name, lease.token, boottime(), value, value + 1)

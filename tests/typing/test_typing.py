@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def test_types_of_the_public_api() -> None:
-    """mypy, in strict mode, finds in api.py exactly the types and the mistakes that are written there."""
+    """mypy in strict mode finds in api.py exactly the types and mistakes that are written there."""
     outcome = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--warn-unused-ignores", str(HERE / "api.py")],
         cwd=HERE.parent.parent,
@@ -23,6 +23,6 @@ def test_types_of_the_public_api() -> None:
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
-def test_typed() -> None:
-    """The package says that it is typed."""
+def test_package_has_py_typed() -> None:
+    """The package has the marker py.typed."""
     assert (Path(fencelock.__file__).parent / "py.typed").exists()

@@ -20,8 +20,8 @@ from fencelock.core.validation import (
 )
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.model import LossReason, Mode, Snapshot, Traits
-from fencelock.primitives.habits import check_keywords, no_keyword
-from fencelock.primitives.lock import LockFactory, LockOptions, SharedOptions
+from fencelock.primitives.api_hints import AsyncioOnly, check_keywords, no_keyword
+from fencelock.primitives.lock import BaseLock, CommonOptions, LockOptions, WaitOptions
 from fencelock.primitives.locked import check_template, name_template
 from fencelock.runtime.asyncio import AsyncioRuntime
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Locks:
+class Locks(AsyncioOnly):
     """A client: the locks of one engine and namespace. `connect` makes it; tasks may share it.
 
     >>> async def main():
@@ -97,26 +97,26 @@ class Locks:
             reentrant=reentrant,
             purpose=purpose,
         )
-        return Lock(LockFactory(self._client, name, **options))
+        return Lock(BaseLock(self._client, name, **options))
 
     def rwlock(self, name: str, **options: Unpack[LockOptions]) -> RWLock:
         """Return a reader-writer lock: many readers or one writer, first come, first served. The options are `lock`'s."""
         check_keywords("rwlock", options)
         return RWLock(
-            Lock(LockFactory(self._client, name, Mode.SHARED, **options)),
-            Lock(LockFactory(self._client, name, Mode.EXCLUSIVE, **options)),
+            Lock(BaseLock(self._client, name, Mode.SHARED, **options)),
+            Lock(BaseLock(self._client, name, Mode.EXCLUSIVE, **options)),
         )
 
-    def semaphore(self, name: str, limit: int, **options: Unpack[SharedOptions]) -> Lock:
+    def semaphore(self, name: str, limit: int, **options: Unpack[WaitOptions]) -> Lock:
         """Return a lock that at most `limit` hold at a time, first come, first served. The options are `lock`'s.
 
         Contenders with different limits respect their own; that is logged once and shown by `inspect`.
         """
         check_keywords("semaphore", options)
-        return Lock(LockFactory(self._client, name, Mode.PERMIT, check_limit(limit, check_name(name)), **options))
+        return Lock(BaseLock(self._client, name, Mode.PERMIT, check_limit(limit, check_name(name)), **options))
 
     def multi(
-        self, *names: str, read: Iterable[str] = (), write: Iterable[str] = (), **options: Unpack[SharedOptions]
+        self, *names: str, read: Iterable[str] = (), write: Iterable[str] = (), **options: Unpack[WaitOptions]
     ) -> MultiLock:
         """Return a lock on several names, all or nothing: at most 32 names. Those in `read` are only read.
 
@@ -124,18 +124,18 @@ class Locks:
         timeout is for all names together. The options are `lock`'s.
         """
         from fencelock.api.aio_multi import Group, MultiLock
-        from fencelock.primitives.multi import MultiLockFactory, modes_of
+        from fencelock.primitives.multi import BaseMultiLock, modes_of
 
         check_keywords("multi", options)
-        return MultiLock(MultiLockFactory(self._client, Group, modes_of(names, read, write), **options))
+        return MultiLock(BaseMultiLock(self._client, Group, modes_of(names, read, write), **options))
 
-    def election(self, name: str, *, value: str = "", **options: Unpack[SharedOptions]) -> Election:
+    def election(self, name: str, *, value: str = "", **options: Unpack[WaitOptions]) -> Election:
         """Return an election. `value`: at most 1024 bytes that others see while this candidate leads, such as an address."""
         from fencelock.api.aio_election import Election
-        from fencelock.primitives.election import ElectionFactory
+        from fencelock.primitives.election import BaseElection
 
         check_keywords("election", options)
-        return Election(ElectionFactory(self._client, name, value, **options))
+        return Election(BaseElection(self._client, name, value, **options))
 
     def once(
         self,
@@ -145,10 +145,7 @@ class Locks:
         keep: float = 90 * 86400.0,
         attempts: int = 1,
         again: bool = False,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        stall_after: float | None = None,
-        purpose: Literal["efficiency", "correctness"] = "efficiency",
+        **options: Unpack[CommonOptions],
     ) -> Once:
         """Return one run of a job in the whole fleet: a slot is any text, such as a day, and runs at most `attempts` times.
 
@@ -156,20 +153,18 @@ class Locks:
         each uses up an attempt. `again`: run a finished slot on purpose. The other options are `lock`'s.
         """
         from fencelock.api.aio_jobs import Once
-        from fencelock.primitives.once import OnceFactory
+        from fencelock.primitives.once import BaseOnce
 
+        check_keywords("once", options)
         return Once(
-            OnceFactory(
+            BaseOnce(
                 self._client,
                 name,
                 slot,
                 keep=keep,
                 attempts=attempts,
                 again=again,
-                ttl=ttl,
-                max_hold=max_hold,
-                stall_after=stall_after,
-                purpose=purpose,
+                **options,
             )
         )
 
@@ -184,10 +179,7 @@ class Locks:
         within: float | None = 3600.0,
         overlap: Literal["skip", "wait"] = "skip",
         attempts: int = 1,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        stall_after: float | None = None,
-        purpose: Literal["efficiency", "correctness"] = "efficiency",
+        **options: Unpack[CommonOptions],
     ) -> Schedule:
         """Return a schedule: each slot runs once in the whole fleet, whatever the clocks of its processes say.
 
@@ -197,10 +189,11 @@ class Locks:
         if runs fail or their workers die. The other options are `lock`'s.
         """
         from fencelock.api.aio_jobs import Schedule
-        from fencelock.primitives.schedule import ScheduleFactory
+        from fencelock.primitives.schedule import BaseSchedule
 
+        check_keywords("schedule", options)
         return Schedule(
-            ScheduleFactory(
+            BaseSchedule(
                 self._client,
                 name,
                 cron=cron,
@@ -210,10 +203,7 @@ class Locks:
                 within=within,
                 overlap=overlap,
                 attempts=attempts,
-                ttl=ttl,
-                max_hold=max_hold,
-                stall_after=stall_after,
-                purpose=purpose,
+                **options,
             )
         )
 
@@ -233,20 +223,20 @@ class Locks:
         `on_error="allow"`: calls go while the engine cannot be reached.
         """
         from fencelock.api.aio_rate_limit import RateLimit
-        from fencelock.primitives.rate_limit import RateLimitFactory, make_limit
+        from fencelock.primitives.rate_limit import BaseRateLimit, make_limit
 
         if unknown:
             raise no_keyword("rate_limit", unknown)
-        return RateLimit(RateLimitFactory(self._client, [make_limit(name, n, per, burst)], on_error))
+        return RateLimit(BaseRateLimit(self._client, [make_limit(name, n, per, burst)], on_error))
 
     def rate_limits(self, *limits: RateLimit) -> RateLimit:
         """Return several limits as one: a call is charged to all of them together or to none."""
         from fencelock.api.aio_rate_limit import RateLimit
-        from fencelock.primitives.rate_limit import RateLimitFactory
+        from fencelock.primitives.rate_limit import BaseRateLimit
 
-        factories = [limit._factory for limit in limits]
-        on_error: Literal["raise", "allow"] = "allow" if all(f.on_error == "allow" for f in factories) else "raise"
-        return RateLimit(RateLimitFactory(self._client, [limit for f in factories for limit in f.limits], on_error))
+        given = [limit._limit for limit in limits]
+        on_error: Literal["raise", "allow"] = "allow" if all(limit.on_error == "allow" for limit in given) else "raise"
+        return RateLimit(BaseRateLimit(self._client, [part for limit in given for part in limit.limits], on_error))
 
     async def single_flight(
         self, key: str, build: Callable[[], Awaitable[T]], **options: Unpack[SingleFlightOptions]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from fencelock.api.aio_lock import Lease, Lock
 from fencelock.core.validation import check_coroutine_function
 from fencelock.core.watch import StopSignal, check_stop
-from fencelock.primitives.election import Candidate, ElectionFactory, Leader
+from fencelock.primitives.election import BaseElection, Candidate, Leader
 
 
 class Election:
@@ -23,27 +23,27 @@ class Election:
     'http://web-7:8080'
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_election",)
 
-    def __init__(self, factory: ElectionFactory[Lease]) -> None:
-        self._factory = factory
+    def __init__(self, election: BaseElection[Lease]) -> None:
+        self._election = election
 
     @property
     def name(self) -> str:
         """The name of the election, which is also the name of its lock."""
-        return self._factory.name
+        return self._election.name
 
     def campaign(self, timeout: float | None = None) -> Lock:
         """Return a lock: its lease is the term. By default it waits until this candidate leads."""
-        return Lock(self._factory.campaign(timeout))
+        return Lock(self._election.campaign(timeout))
 
     async def leader(self) -> Leader | None:
         """Return who leads now, or None."""
-        return await self._factory.leader()
+        return await self._election.leader()
 
     async def candidates(self) -> list[Candidate]:
         """Return the leader and then the candidates that wait, in order of service if the engine is fair."""
-        return await self._factory.candidates()
+        return await self._election.candidates()
 
     def observe(self, stop: StopSignal | None = None) -> AsyncIterator[Leader | None]:
         """Iterate over who leads: the current leader or None, then every change, within a second.
@@ -51,15 +51,15 @@ class Election:
         A term that lasted less than that may be skipped. An earlier term never comes after a later one. The iteration ends
         when `stop` is set or the client is closed; an outage of the engine is logged, and the iteration goes on after it.
         """
-        return self._factory.observe(check_stop(stop))
+        return self._election.observe(check_stop(stop))
 
     async def resign(self) -> bool:
         """Release the term of this client, if it leads; return whether it did."""
-        return await self._factory.resign()
+        return await self._election.resign()
 
     def healthy(self, grace: float) -> bool:
         """Return False if this client leads and could not renew its term for `grace` seconds; for liveness probes."""
-        return self._factory.healthy(grace)
+        return self._election.healthy(grace)
 
     async def run(self, work: Callable[[Lease], Awaitable[object]], stop: StopSignal | None = None) -> None:
         """Campaign, call `work(term)` while leading, and campaign again, until `stop` is set.
@@ -70,7 +70,7 @@ class Election:
         the candidate tries again.
         """
         check_coroutine_function(work, "work")
-        await self._factory.run(work, check_stop(stop))
+        await self._election.run(work, check_stop(stop))
 
     def __repr__(self) -> str:
         return f"<Election {self.name!r}>"

@@ -11,9 +11,10 @@ from typing import Any
 from fencelock.api.aio_lock import Lease, Lost
 from fencelock.core.validation import check_coroutine_function
 from fencelock.core.watch import StopSignal, check_stop
-from fencelock.primitives.once import OnceFactory
+from fencelock.primitives.api_hints import AsyncioOnly
+from fencelock.primitives.once import BaseOnce
 from fencelock.primitives.runs import Run
-from fencelock.primitives.schedule import ScheduleFactory
+from fencelock.primitives.schedule import BaseSchedule
 
 
 class Slot:
@@ -76,7 +77,7 @@ class Slot:
         return f"<Slot {self.name!r} {self.slot} attempt={self.attempt} token={self.token}>"
 
 
-class Once:
+class Once(AsyncioOnly):
     """One run per name and slot in the whole fleet. The `with` block gets a Slot, or None if it must not run.
 
     >>> from fencelock.aio import connect
@@ -90,20 +91,20 @@ class Once:
     (True, False)
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_once",)
 
-    def __init__(self, factory: OnceFactory[Lease]) -> None:
-        self._factory = factory
+    def __init__(self, once: BaseOnce[Lease]) -> None:
+        self._once = once
 
     @property
     def name(self) -> str:
         """The name of the job."""
-        return self._factory.name
+        return self._once.name
 
     @property
     def slot(self) -> str:
         """The slot."""
-        return self._factory.slot
+        return self._once.slot
 
     async def run(self, work: Callable[[Slot], Awaitable[object]]) -> bool:
         """Call `work(slot)` unless the slot ran or is running elsewhere; return whether this call ran it.
@@ -111,16 +112,16 @@ class Once:
         If `work` raises, the run counts as failed and the error comes out.
         """
         check_coroutine_function(work, "work")
-        return await self._factory.run(_caller(work))
+        return await self._once.run(_caller(work))
 
     async def __aenter__(self) -> Slot | None:
-        claimed = await self._factory.enter()
+        claimed = await self._once.enter()
         return None if claimed is None else Slot(claimed.lease, claimed.run)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._factory.leave(error)
+        await self._once.leave(error)
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r} {self.slot}>"
@@ -141,15 +142,15 @@ class Schedule:
     (['succeeded'], [])
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_schedule",)
 
-    def __init__(self, factory: ScheduleFactory[Lease]) -> None:
-        self._factory = factory
+    def __init__(self, schedule: BaseSchedule[Lease]) -> None:
+        self._schedule = schedule
 
     @property
     def name(self) -> str:
         """The name of the schedule."""
-        return self._factory.name
+        return self._schedule.name
 
     async def run(self, work: Callable[[Slot], Awaitable[object]], stop: StopSignal | None = None) -> None:
         """Call `work(slot)` for each slot when it is due and no other process has it, until `stop` is set.
@@ -159,7 +160,7 @@ class Schedule:
         cancelled when the lease is lost.
         """
         check_coroutine_function(work, "work")
-        await self._factory.run(_caller(work), check_stop(stop))
+        await self._schedule.run(_caller(work), check_stop(stop))
 
     async def run_due(self, work: Callable[[Slot], Awaitable[object]], *, early: float = 30.0) -> list[Run]:
         """Run what is due now, and return it: for crontab, APScheduler, Celery or Kubernetes.
@@ -169,20 +170,20 @@ class Schedule:
         and nothing runs.
         """
         check_coroutine_function(work, "work")
-        return await self._factory.run_due(_caller(work), early)
+        return await self._schedule.run_due(_caller(work), early)
 
     async def trigger(self, work: Callable[[Slot], Awaitable[object]]) -> Run | None:
         """Run now, beside the slots. With overlap="skip", return None if another run is in progress; else wait for it."""
         check_coroutine_function(work, "work")
-        return await self._factory.trigger(_caller(work))
+        return await self._schedule.trigger(_caller(work))
 
     async def history(self, limit: int = 20) -> list[Run]:
         """Return the last runs, newest first: where, when, and how they ended. At most 50 are kept."""
-        return await self._factory.history(limit)
+        return await self._schedule.history(limit)
 
     def next(self) -> datetime:
         """Return the time of the next slot in UTC, by this machine's clock. It asks no server."""
-        return self._factory.next()
+        return self._schedule.next()
 
     def __call__(self, work: Callable[[Slot], Awaitable[object]]) -> Callable[[], Coroutine[Any, Any, list[Run]]]:
         """Decorate a function of a slot: each call of the result runs what is due, as `run_due` does."""

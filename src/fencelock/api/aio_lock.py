@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Never, NoReturn
 
 from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
-from fencelock.primitives.habits import no_attribute, no_keyword
-from fencelock.primitives.lock import UNSET, LockFactory, Unset
+from fencelock.primitives.api_hints import AsyncioOnly, no_attribute, no_keyword
+from fencelock.primitives.lock import UNSET, BaseLock, Unset
 
 
 class Lost:
@@ -87,7 +87,7 @@ class Lease(BaseLease):
         await self._exit_block(error)
 
 
-class Lock:
+class Lock(AsyncioOnly):
     """A lock on a name: it makes leases, and tasks may share it.
 
     When the lease is lost, the body of an `async with` is cancelled and the block raises LeaseLost.
@@ -102,15 +102,15 @@ class Lock:
     True
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_lock",)
 
-    def __init__(self, factory: LockFactory[Lease]) -> None:
-        self._factory = factory
+    def __init__(self, lock: BaseLock[Lease]) -> None:
+        self._lock = lock
 
     @property
     def name(self) -> str:
         """The name of the lock."""
-        return self._factory.name
+        return self._lock.name
 
     async def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Lease:
         """Wait for the lock, by default for the lock's own timeout; raise LockTimeout.
@@ -120,19 +120,19 @@ class Lock:
         """
         if unknown:
             raise no_keyword("acquire", unknown)
-        return await self._factory.acquire(timeout)
+        return await self._lock.acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
-        return await self._factory.try_acquire()
+        return await self._lock.try_acquire()
 
     async def __aenter__(self) -> Lease:
-        return self._factory.entered(self._factory.current_task(), await self._factory.acquire())
+        return self._lock.enter_block(self._lock.current_task(), await self._lock.acquire())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._factory.leaving()._exit_block(error)
+        await self._lock.pop_block()._exit_block(error)
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
@@ -146,7 +146,7 @@ class Lock:
         raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
 
 
-class RWLock:
+class RWLock(AsyncioOnly):
     """A reader-writer lock: `read()` and `write()` return locks. Nobody overtakes, so writers do not starve.
 
     >>> from fencelock.aio import connect

@@ -8,9 +8,9 @@ from typing import Never, NoReturn
 
 from fencelock.api.aio_lock import Lease, Lost
 from fencelock.core.group import BaseGroup
-from fencelock.primitives.habits import no_keyword
+from fencelock.primitives.api_hints import AsyncioOnly, no_keyword
 from fencelock.primitives.lock import UNSET, Unset
-from fencelock.primitives.multi import MultiLockFactory
+from fencelock.primitives.multi import BaseMultiLock
 
 
 class Group(BaseGroup):
@@ -51,7 +51,7 @@ class Group(BaseGroup):
         await self._exit_block(error)
 
 
-class MultiLock:
+class MultiLock(AsyncioOnly):
     """A lock on several names, all or nothing.
 
     >>> from fencelock.aio import connect
@@ -64,33 +64,33 @@ class MultiLock:
     True
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_multi",)
 
-    def __init__(self, factory: MultiLockFactory[Group]) -> None:
-        self._factory = factory
+    def __init__(self, multi: BaseMultiLock[Group]) -> None:
+        self._multi = multi
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names, in the order in which they are acquired."""
-        return self._factory.names
+        return self._multi.names
 
     async def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Group:
         """Wait for all locks; raise LockTimeout with the name that was not free in time. Nothing is held then."""
         if unknown:
             raise no_keyword("acquire", unknown)
-        return await self._factory.acquire(timeout)
+        return await self._multi.acquire(timeout)
 
     async def try_acquire(self) -> Group | None:
         """Return all leases, or None if one of the names is not free now."""
-        return await self._factory.try_acquire()
+        return await self._multi.try_acquire()
 
     async def __aenter__(self) -> Group:
-        return self._factory.entered(self._factory.current_task(), await self._factory.acquire())
+        return self._multi.enter_block(self._multi.current_task(), await self._multi.acquire())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._factory.leaving()._exit_block(error)
+        await self._multi.pop_block()._exit_block(error)
 
     def __repr__(self) -> str:
         return f"<MultiLock {', '.join(self.names)}>"

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from fencelock.core.validation import check_coroutine_function
-from fencelock.primitives.rate_limit import RateLimitFactory, RateState
+from fencelock.primitives.rate_limit import BaseRateLimit, RateState
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -25,15 +25,15 @@ class RateLimit:
     [True, True, False]
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_limit",)
 
-    def __init__(self, factory: RateLimitFactory) -> None:
-        self._factory = factory
+    def __init__(self, limit: BaseRateLimit) -> None:
+        self._limit = limit
 
     @property
     def name(self) -> str:
         """The name of the limit; of several, their names."""
-        return self._factory.name
+        return self._limit.name
 
     async def acquire(self, cost: int = 1, timeout: float | None = None) -> None:
         """Wait until the call may go. Raise RateLimited at once, without a charge, if the timeout is too short for that.
@@ -41,15 +41,15 @@ class RateLimit:
         The caller reserves its time on the engine and sleeps here, so callers go in the order in which they came. If it is
         interrupted, its reservation is given back unless others have reserved after it.
         """
-        await self._factory.acquire(cost, timeout)
+        await self._limit.acquire(cost, timeout)
 
     async def try_acquire(self, cost: int = 1) -> bool:
         """Return whether the call may go now. A refused call is not charged."""
-        return await self._factory.try_acquire(cost)
+        return await self._limit.try_acquire(cost)
 
     async def state(self) -> RateState:
         """Return how many calls may go now, and when the next one may; it charges nothing."""
-        return await self._factory.state()
+        return await self._limit.state()
 
     def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """As a decorator: each call of the function waits for its turn."""

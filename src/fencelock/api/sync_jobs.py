@@ -10,9 +10,10 @@ from types import TracebackType
 from fencelock.api.sync_lock import Lease, Lost
 from fencelock.core.validation import check_function
 from fencelock.core.watch import StopSignal, check_stop
-from fencelock.primitives.once import OnceFactory
+from fencelock.primitives.api_hints import BlockingOnly
+from fencelock.primitives.once import BaseOnce
 from fencelock.primitives.runs import Run
-from fencelock.primitives.schedule import ScheduleFactory
+from fencelock.primitives.schedule import BaseSchedule
 from fencelock.runtime.blocking import run_sync
 
 
@@ -74,7 +75,7 @@ class Slot:
         return f"<Slot {self.name!r} {self.slot} attempt={self.attempt} token={self.token}>"
 
 
-class Once:
+class Once(BlockingOnly):
     """One run per name and slot in the whole fleet. The `with` block gets a Slot, or None if it must not run.
 
     >>> from fencelock import connect
@@ -84,20 +85,20 @@ class Once:
     (True, False)
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_once",)
 
-    def __init__(self, factory: OnceFactory[Lease]) -> None:
-        self._factory = factory
+    def __init__(self, once: BaseOnce[Lease]) -> None:
+        self._once = once
 
     @property
     def name(self) -> str:
         """The name of the job."""
-        return self._factory.name
+        return self._once.name
 
     @property
     def slot(self) -> str:
         """The slot."""
-        return self._factory.slot
+        return self._once.slot
 
     def run(self, work: Callable[[Slot], object]) -> bool:
         """Call `work(slot)` unless the slot ran or is running elsewhere; return whether this call ran it.
@@ -105,16 +106,16 @@ class Once:
         If `work` raises, the run counts as failed and the error comes out.
         """
         check_function(work, "work")
-        return run_sync(self._factory.run(_caller(work)))
+        return run_sync(self._once.run(_caller(work)))
 
     def __enter__(self) -> Slot | None:
-        claimed = run_sync(self._factory.enter())
+        claimed = run_sync(self._once.enter())
         return None if claimed is None else Slot(claimed.lease, claimed.run)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_sync(self._factory.leave(error))
+        run_sync(self._once.leave(error))
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r} {self.slot}>"
@@ -131,15 +132,15 @@ class Schedule:
     (['succeeded'], [])
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_schedule",)
 
-    def __init__(self, factory: ScheduleFactory[Lease]) -> None:
-        self._factory = factory
+    def __init__(self, schedule: BaseSchedule[Lease]) -> None:
+        self._schedule = schedule
 
     @property
     def name(self) -> str:
         """The name of the schedule."""
-        return self._factory.name
+        return self._schedule.name
 
     def run(self, work: Callable[[Slot], object], stop: StopSignal | None = None) -> None:
         """Call `work(slot)` for each slot when it is due and no other process has it, until `stop` is set.
@@ -149,7 +150,7 @@ class Schedule:
         `slot.lost` is set.
         """
         check_function(work, "work")
-        run_sync(self._factory.run(_caller(work), check_stop(stop)))
+        run_sync(self._schedule.run(_caller(work), check_stop(stop)))
 
     def run_due(self, work: Callable[[Slot], object], *, early: float = 30.0) -> list[Run]:
         """Run what is due now, and return it: for crontab, APScheduler, Celery or Kubernetes.
@@ -159,20 +160,20 @@ class Schedule:
         and nothing runs.
         """
         check_function(work, "work")
-        return run_sync(self._factory.run_due(_caller(work), early))
+        return run_sync(self._schedule.run_due(_caller(work), early))
 
     def trigger(self, work: Callable[[Slot], object]) -> Run | None:
         """Run now, beside the slots. With overlap="skip", return None if another run is in progress; else wait for it."""
         check_function(work, "work")
-        return run_sync(self._factory.trigger(_caller(work)))
+        return run_sync(self._schedule.trigger(_caller(work)))
 
     def history(self, limit: int = 20) -> list[Run]:
         """Return the last runs, newest first: where, when, and how they ended. At most 50 are kept."""
-        return run_sync(self._factory.history(limit))
+        return run_sync(self._schedule.history(limit))
 
     def next(self) -> datetime:
         """Return the time of the next slot in UTC, by this machine's clock. It asks no server."""
-        return self._factory.next()
+        return self._schedule.next()
 
     def __call__(self, work: Callable[[Slot], object]) -> Callable[[], list[Run]]:
         """Decorate a function of a slot: each call of the result runs what is due, as `run_due` does."""

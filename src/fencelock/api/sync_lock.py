@@ -5,11 +5,19 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Never, NoReturn
 
+from fencelock.core.block import give_up
 from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
-from fencelock.primitives.habits import no_attribute, no_keyword
-from fencelock.primitives.lock import UNSET, LockFactory, Unset
+from fencelock.errors import FencelockError
+from fencelock.primitives.api_hints import BlockingOnly, no_attribute, no_keyword
+from fencelock.primitives.lock import UNSET, BaseLock, Unset
 from fencelock.runtime.blocking import run_sync
+
+
+def after_interrupt(error: BaseException, held: BaseLease | BaseGroup | None) -> None:
+    """Stop renewing the lease of a `with` block if its end was interrupted, as by Ctrl-C: no code can release it."""
+    if held is not None and not isinstance(error, FencelockError):
+        give_up(held)
 
 
 class Lost:
@@ -81,10 +89,14 @@ class Lease(BaseLease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_sync(self._exit_block(error))
+        try:
+            run_sync(self._exit_block(error))
+        except BaseException as failure:
+            after_interrupt(failure, self)
+            raise
 
 
-class Lock:
+class Lock(BlockingOnly):
     """A lock on a name: it makes leases, and threads may share it.
 
     >>> from fencelock import connect
@@ -95,15 +107,15 @@ class Lock:
     True
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_lock",)
 
-    def __init__(self, factory: LockFactory[Lease]) -> None:
-        self._factory = factory
+    def __init__(self, lock: BaseLock[Lease]) -> None:
+        self._lock = lock
 
     @property
     def name(self) -> str:
         """The name of the lock."""
-        return self._factory.name
+        return self._lock.name
 
     def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Lease:
         """Wait for the lock, by default for the lock's own timeout; raise LockTimeout.
@@ -112,19 +124,24 @@ class Lock:
         """
         if unknown:
             raise no_keyword("acquire", unknown)
-        return run_sync(self._factory.acquire(timeout))
+        return run_sync(self._lock.acquire(timeout))
 
     def try_acquire(self) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
-        return run_sync(self._factory.try_acquire())
+        return run_sync(self._lock.try_acquire())
 
     def __enter__(self) -> Lease:
-        return self._factory.entered(self._factory.current_task(), run_sync(self._factory.acquire()))
+        return self._lock.enter_block(self._lock.current_task(), run_sync(self._lock.acquire()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_sync(self._factory.leaving()._exit_block(error))
+        popped: list[Lease] = []
+        try:  # no call before it: Ctrl-C may come at any step
+            run_sync(self._lock.pop_block(popped)._exit_block(error))
+        except BaseException as failure:
+            after_interrupt(failure, popped[0] if popped else self._lock.pop_own_block())
+            raise
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
@@ -138,7 +155,7 @@ class Lock:
         raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
 
 
-class RWLock:
+class RWLock(BlockingOnly):
     """A reader-writer lock: `read()` and `write()` return locks. Nobody overtakes, so writers do not starve.
 
     >>> from fencelock import connect

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Never, NoReturn
 
-from fencelock.api.sync_lock import Lease, Lost
+from fencelock.api.sync_lock import Lease, Lost, after_interrupt
 from fencelock.core.group import BaseGroup
-from fencelock.primitives.habits import no_keyword
+from fencelock.primitives.api_hints import BlockingOnly, no_keyword
 from fencelock.primitives.lock import UNSET, Unset
-from fencelock.primitives.multi import MultiLockFactory
+from fencelock.primitives.multi import BaseMultiLock
 from fencelock.runtime.blocking import run_sync
 
 
@@ -47,10 +47,14 @@ class Group(BaseGroup):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_sync(self._exit_block(error))
+        try:
+            run_sync(self._exit_block(error))
+        except BaseException as failure:
+            after_interrupt(failure, self)
+            raise
 
 
-class MultiLock:
+class MultiLock(BlockingOnly):
     """A lock on several names, all or nothing.
 
     >>> from fencelock import connect
@@ -61,33 +65,38 @@ class MultiLock:
     True
     """
 
-    __slots__ = ("_factory",)
+    __slots__ = ("_multi",)
 
-    def __init__(self, factory: MultiLockFactory[Group]) -> None:
-        self._factory = factory
+    def __init__(self, multi: BaseMultiLock[Group]) -> None:
+        self._multi = multi
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names, in the order in which they are acquired."""
-        return self._factory.names
+        return self._multi.names
 
     def acquire(self, timeout: float | Unset | None = UNSET, **unknown: Never) -> Group:
         """Wait for all locks; raise LockTimeout with the name that was not free in time. Nothing is held then."""
         if unknown:
             raise no_keyword("acquire", unknown)
-        return run_sync(self._factory.acquire(timeout))
+        return run_sync(self._multi.acquire(timeout))
 
     def try_acquire(self) -> Group | None:
         """Return all leases, or None if one of the names is not free now."""
-        return run_sync(self._factory.try_acquire())
+        return run_sync(self._multi.try_acquire())
 
     def __enter__(self) -> Group:
-        return self._factory.entered(self._factory.current_task(), run_sync(self._factory.acquire()))
+        return self._multi.enter_block(self._multi.current_task(), run_sync(self._multi.acquire()))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_sync(self._factory.leaving()._exit_block(error))
+        popped: list[Group] = []
+        try:
+            run_sync(self._multi.pop_block(popped)._exit_block(error))
+        except BaseException as failure:
+            after_interrupt(failure, popped[0] if popped else self._multi.pop_own_block())
+            raise
 
     def __repr__(self) -> str:
         return f"<MultiLock {', '.join(self.names)}>"

@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 from fencelock.cli.codes import BUG, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED
@@ -36,12 +37,10 @@ class Child:
             _stub(command, parent, ready, failed)
         os.close(ready)
         os.close(failed)
-        try:
+        with suppress(OSError):  # the child did it itself and has already ended
             os.setpgid(self.pid, self.pid)
-        except OSError:
-            pass  # the child did it itself and has already ended
-        self._terminal = _our_terminal()
-        self._has_terminal = self._foreground = False
+        self._terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
+        self._foreground = False
 
     def start(self, environment: dict[str, str], *, foreground: bool) -> None:
         """Start the command, with these additions to its environment. `foreground`: at a terminal, the keyboard is its."""
@@ -49,10 +48,8 @@ class Child:
         self._foreground = foreground and os.isatty(0) and os.isatty(1)
         self.take_foreground()
         message = "\0".join(f"{key}={value}" for key, value in environment.items())
-        try:
+        with suppress(BrokenPipeError):  # another process killed it; poll() reads its status
             os.write(self._go, os.fsencode(message))
-        except BrokenPipeError:
-            pass  # another process killed it; poll() reads its status
         os.close(self._go)
 
     def close_pipes(self) -> None:
@@ -71,13 +68,11 @@ class Child:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if not pid:
                 return
-            if os.WIFSTOPPED(status):
-                self.stopped = os.WSTOPSIG(status)
-            elif os.WIFCONTINUED(status):
-                self.stopped = None
-            else:
-                self.stopped = None
-                self.status = SIGNALLED + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            self.stopped = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
+            if os.WIFSIGNALED(status):
+                self.status = SIGNALLED + os.WTERMSIG(status)
+            elif os.WIFEXITED(status):
+                self.status = os.WEXITSTATUS(status)
 
     def send(self, *numbers: int) -> bool:
         """Send signals to the whole group; return whether the group still has a process."""
@@ -102,10 +97,10 @@ class Child:
             return None
         number, command = int(code), self.command[0]
         if number in (errno.ENOENT, errno.ENOTDIR):
-            return (
-                NOT_FOUND,
-                f"{command!r} was not found; is it installed, and on $PATH? (a script: is its #! line right?)",
-            )
+            advice = "is it installed, and on $PATH? (a script: is its #! line right?)"
+            if " " in command.strip() and len(self.command) == 1:
+                advice = f"did you mean `-- {command}`, without quotes? For a line of shell: -- sh -c {command!r}"
+            return NOT_FOUND, f"{command!r} was not found; {advice}"
         if number == errno.ENOEXEC:
             return NOT_EXECUTABLE, f"{command!r} is not a program; a script needs a #! line, as no shell is involved"
         if number == errno.EACCES and "/" in command and os.path.isdir(command):
@@ -121,34 +116,27 @@ class Child:
 
         In a pipeline other processes may read the keyboard, so this happens only when the command asks for it (`asked`).
         """
-        if self._terminal is None or not (asked or self._foreground):
-            return
-        try:
-            if os.tcgetpgrp(self._terminal) == os.getpgrp():
-                os.tcsetpgrp(self._terminal, self.pid)
-                self._has_terminal = True
-        except OSError:
-            pass  # the terminal is gone
+        if asked or self._foreground:
+            self._move_foreground(os.getpgrp(), self.pid)
 
     def give_back_foreground(self) -> None:
         """Make this process's group the foreground group again, if the command is it."""
-        if self._terminal is None or not self._has_terminal:
-            return
-        self._has_terminal = False
-        try:
-            if os.tcgetpgrp(self._terminal) == self.pid:
-                os.tcsetpgrp(self._terminal, os.getpgrp())
-        except OSError:
-            pass
+        self._move_foreground(self.pid, os.getpgrp())
 
     def wants_terminal(self) -> bool:
         """Return whether the leader is stopped because it needs the terminal, and this process can give it."""
-        if self.stopped not in (signal.SIGTTIN, signal.SIGTTOU) or self._terminal is None:
-            return False
+        return self.stopped in (signal.SIGTTIN, signal.SIGTTOU) and self._foreground_group() == os.getpgrp()
+
+    def _foreground_group(self) -> int | None:
         try:
-            return os.tcgetpgrp(self._terminal) == os.getpgrp()
+            return None if self._terminal is None else os.tcgetpgrp(self._terminal)
         except OSError:
-            return False
+            return None  # the terminal is gone
+
+    def _move_foreground(self, before: int, after: int) -> None:
+        if self._terminal is not None and self._foreground_group() == before:
+            with suppress(OSError):
+                os.tcsetpgrp(self._terminal, after)
 
 
 def _any_living(group: int) -> bool:
@@ -166,10 +154,6 @@ def _any_living(group: int) -> bool:
         if int(pgrp) == group and state not in (b"Z", b"X"):
             return True
     return False
-
-
-def _our_terminal() -> int | None:
-    return next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
 
 
 def _stub(command: list[str], parent: int, ready: int, failed: int) -> NoReturn:

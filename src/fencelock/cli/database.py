@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from importlib import import_module
 from math import ceil
 from typing import Any
@@ -16,13 +18,8 @@ DIALECTS = {
     **dict.fromkeys(("mysql", "mariadb"), MYSQL),
 }
 
-
 _STEPS: list[tuple[set[str], tuple[str, ...], str]] = [
-    (
-        {"42501", "1142", "1044", "1227"},
-        (),
-        "Run it as a user who may make tables, or have such a user run what --print writes",
-    ),
+    ({"42501", "1142", "1044", "1227"}, (), "Run it, or what --print writes, as a user who may make tables"),
     ({"3D000", "1049"}, ('" does not exist',), "Make the database first, or name another one in the URL"),
     ({"28P01", "28000", "1045"}, ("authentication failed",), "Look at the user and the password in the URL"),
     (set(), ("unable to open", "readonly"), "Make sure that its folder and file are there, and may be written"),
@@ -45,24 +42,31 @@ def dialect_of(url: str) -> str:
     return dialect
 
 
-def connect(url: str) -> Any:
-    """Return a connection of the DB-API; raise InvalidURL, MissingDependency or EngineUnavailable.
+@contextmanager
+def connect(url: str) -> Iterator[Any]:
+    """Yield a connection of the DB-API, and commit at the end; raise InvalidURL, MissingDependency or EngineUnavailable.
 
     The engine's own module parses the URL, so that every option (TLS, a Unix socket, a home folder) works here too.
     """
-    dialect = dialect_of(url)
     try:
-        if dialect == SQLITE:
-            import sqlite3
-
-            return sqlite3.connect(_path(url))
-        if dialect == POSTGRESQL:
-            return _driver("psycopg", url).connect(f"postgresql:{url.partition(':')[2]}")
-        return _connect_mysql(url)
+        with closing(_connect(url)) as connection:
+            yield connection
+            connection.commit()
     except FencelockError:
         raise
     except Exception as error:
         raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}{next_step(error)}") from error
+
+
+def _connect(url: str) -> Any:
+    dialect = dialect_of(url)
+    if dialect == SQLITE:
+        import sqlite3
+
+        return sqlite3.connect(_path(url))
+    if dialect == POSTGRESQL:
+        return _driver("psycopg", url).connect(f"postgresql:{url.partition(':')[2]}")
+    return _connect_mysql(url)
 
 
 def _connect_mysql(url: str) -> Any:

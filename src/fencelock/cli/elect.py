@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from fencelock.cli.codes import ELECT_TABLE
-from fencelock.cli.hold import add_hold_options, check_command, hold, leave
-from fencelock.cli.options import Parser, add_engine
+from fencelock.cli.codes import ELECT_CODES
+from fencelock.cli.hold import Hold
+from fencelock.cli.options import Parser
 
 if TYPE_CHECKING:
     from fencelock.cli.hold import Held
@@ -17,6 +15,8 @@ if TYPE_CHECKING:
 
 MIN_TERM = 1.0
 """Seconds between the starts of two terms: a command that ends at once must not keep the engine busy."""
+
+USAGE = "NAME [options] -- COMMAND [ARGUMENT ...]"
 
 DESCRIPTION = """\
 Stand for election and run a command while leading. Others see the value as long
@@ -34,47 +34,33 @@ ended. While the engine cannot be reached, the candidate tries again."""
 EXAMPLE = "fencelock elect scheduler --value http://web-7:8080 -- ./scheduler"
 
 
-def parser() -> Parser:
-    """Return the parser of the arguments before the `--`."""
-    parser = Parser(
-        "elect",
-        DESCRIPTION,
-        f"durations are in seconds, or with a unit: 500ms, 30s, 5m, 2h, 1d\n\n{ELECT_TABLE}\n\nexample: {EXAMPLE}",
-        usage="fencelock elect NAME [options] -- COMMAND [ARGUMENT ...]",
-    )
-    parser.add_name("the election's name")
-    parser.add_argument("--value", default="", help="what others see of the leader, such as its address")
-    add_engine(parser)
-    add_hold_options(parser)
-    parser.set_defaults(no_wait=False, foreground=False)
-    return parser
-
-
-def main(argv: list[str]) -> NoReturn:
+def elect(argv: list[str]) -> NoReturn:
     """Lead one term, then campaign again or exit."""
+    import time
+
     from fencelock.core.clock import boottime
 
-    options, command = parser().parse_command(argv)
-    check_command(command, EXAMPLE)
+    parser = Parser("elect", USAGE, DESCRIPTION, EXAMPLE, ELECT_CODES)
+    parser.add_name("the election's name")
+    parser.add_argument("--value", default="", help="what others see of the leader, such as its address")
+    parser.add_hold()
+    parser.set_defaults(no_wait=False)
+    options, command = parser.parse_command(argv)
     granted = boottime()
 
     async def stand(client: Client[BaseLease]) -> Held:
-        from fencelock.primitives.election import ElectionFactory
+        from fencelock.primitives.election import BaseElection
 
         nonlocal granted
-        election = ElectionFactory(
-            client, options.name, options.value, max_hold=options.max_hold, purpose=options.purpose
-        )
+        election = BaseElection(client, options.name, options.value, max_hold=options.max_hold, purpose=options.purpose)
         term = await election.stand(None)
         assert term is not None
         granted = boottime()
         return term
 
-    ended, signals = hold(options, command, stand)
-    if signals.restore() or not ended.again:
-        leave(ended.code)
-    import time
-
-    time.sleep(max(0.0, granted + MIN_TERM - boottime()))
-    # A new program in the same process: the next term's command is forked where there is no thread and no connection.
-    os.execv(sys.executable, sys.orig_argv)
+    hold = Hold(options, command, foreground=False)
+    ended = hold.run(stand)
+    if ended.again and not hold.signals.restore():
+        time.sleep(max(0.0, granted + MIN_TERM - boottime()))
+        hold.start_again()
+    hold.exit(ended.code)

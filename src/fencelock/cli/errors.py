@@ -39,6 +39,11 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable(text: str) -> str:
+    """Return a name or an owner for a terminal: unchanged, or quoted and escaped if it has control characters."""
+    return text if text.isprintable() else ascii(text)
+
+
 class OutputError(Exception):
     """Stdout cannot be written."""
 
@@ -56,14 +61,12 @@ def write_output(text: str) -> None:
         raise OutputError(os.strerror(error.errno or 0)) from error
 
 
-def run_command(command: str, arguments: list[str]) -> int:
+def run_command(module: str, command: str, arguments: list[str]) -> int:
     """Run a command and return its exit code; an error becomes one line on stderr and a code."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # like stderr, so that any name can be printed in any encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: any name can be printed in any encoding
     try:
-        return int(import_module(f"fencelock.cli.{command}").main(arguments))
+        return int(getattr(import_module(f"fencelock.cli.{module}"), command)(arguments))
     except KeyboardInterrupt:
         return SIGNALLED + 2
     except BrokenPipeError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fencelock.cli.codes import SHORT_TABLE
+from fencelock.cli.codes import OUTPUT_CODES
 from fencelock.cli.errors import write_error, write_output
-from fencelock.cli.options import Parser, engine_url
-from fencelock.errors import EngineUnavailable, FencelockError, InvalidURL
+from fencelock.cli.options import Parser, check_file_exists, engine_url
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 DESCRIPTION = """\
 Move the fences in a database (SqlFence) or in Redis (RedisFence) to a token,
@@ -16,28 +17,19 @@ down or up: from then on they accept that token and every higher one. For locks
 that moved to an engine whose clock is behind: stop all holders first, as the
 fences accept their old leases, too (docs/moving-to-another-engine.md)."""
 
+EXAMPLE = "fencelock rebase --url sqlite:shop.db --token 5000 --reason moved"
 
-def parser() -> Parser:
-    """Return the parser of its arguments."""
-    parser = Parser("rebase", DESCRIPTION, SHORT_TABLE)
-    parser.add_argument(
-        "--url",
-        help="the application's database or Redis with the fences (default: $FENCELOCK_URL, where a URL with a password "
-        "belongs)",
-    )
+
+def rebase(argv: list[str]) -> int:
+    """Move the fences and print their number."""
+    parser = Parser("rebase", "--token TOKEN --reason TEXT [options]", DESCRIPTION, EXAMPLE, OUTPUT_CODES)
+    parser.add_url("the application's database or Redis with the fences")
     parser.add_argument("--token", required=True, type=int, help="a token of the new engine, or a lower one")
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why, for the log")
     parser.add_argument("--resource", metavar="NAME", help="move the fence of one resource (default: all)")
     parser.add_argument("--key", default="fencelock:fence", help="the key of a RedisFence (%(default)s)")
-    return parser
-
-
-def main(argv: list[str]) -> int:
-    """Move the fences and print their number."""
-    options = parser().parse_args(argv)
-    if not (options.url or os.environ.get("FENCELOCK_URL")):
-        raise InvalidURL("name the database or the Redis with the fences: --url, or $FENCELOCK_URL")
-    url = engine_url(options)
+    options = parser.parse(argv)
+    url = engine_url(options, "the fences are in the application's own database or Redis")
     _log_to_stderr()
     move = _move_redis if url.partition(":")[0] in ("redis", "rediss", "unix", "valkey") else _move_sql
     count = move(url, options)
@@ -56,32 +48,25 @@ def _log_to_stderr() -> None:
     logging.basicConfig(handlers=[StderrHandler()])
 
 
-def _move_sql(url: str, options: Any) -> int:
-    from fencelock.cli.database import connect, next_step
-    from fencelock.core.urls import redact
+def _move_sql(url: str, options: Namespace) -> int:
+    from fencelock.cli.database import connect
     from fencelock.fences.sql import SqlFence
 
-    connection = connect(url)
-    try:
+    check_file_exists(url)
+    with connect(url) as connection:
         if options.resource is None:
-            count = SqlFence().rebase_all(connection, options.token, reason=options.reason)
-        else:
-            SqlFence().rebase(connection, options.resource, options.token, reason=options.reason)
-            count = 1
-        connection.commit()
-        return count
-    except FencelockError:
-        raise
-    except Exception as error:
-        raise EngineUnavailable(f"{redact(url)}: {redact(str(error))}{next_step(error)}") from error
-    finally:
-        connection.close()
+            return SqlFence().rebase_all(connection, options.token, reason=options.reason)
+        SqlFence().rebase(connection, options.resource, options.token, reason=options.reason)
+        return 1
 
 
-def _move_redis(url: str, options: Any) -> int:
+def _move_redis(url: str, options: Namespace) -> int:
+    from fencelock.core.urls import module_of, redact
+
+    module_of(url)  # raises MissingDependency
     import redis
 
-    from fencelock.core.urls import redact
+    from fencelock.errors import EngineUnavailable
     from fencelock.fences.redis import RedisFence
 
     try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from fencelock.cli import COMMANDS
 from fencelock.cli.codes import USAGE
 from fencelock.cli.errors import write_error, write_output
+from fencelock.cli.options import did_you_mean
 
 HELP = """\
 usage: fencelock COMMAND ...
 
 Distributed locks that stay right when they break.
+
+example: fencelock run nightly-report -- ./report.sh
 
 commands:
 {commands}
@@ -25,11 +28,11 @@ everybody on the machine can read the arguments of a process.
 """
 
 
-def main(argv: list[str]) -> int:
+def top(argv: list[str]) -> int:
     """Handle arguments that name no command."""
     argument = argv[0] if argv else "--help"
     if argument in ("-h", "--help", "help"):
-        write_output(HELP.format(commands="\n".join(f"  {name:<8}  {what}" for name, what in COMMANDS.items())))
+        write_output(HELP.format(commands="\n".join(f"  {name:<8}  {what}" for name, (_, what) in COMMANDS.items())))
         return 0
     if argument == "--version":
         from fencelock import __version__
@@ -41,5 +44,6 @@ def main(argv: list[str]) -> int:
             f"options come after the command, as in `fencelock run NAME {argument} ... -- COMMAND`; see fencelock --help"
         )
     else:
-        write_error(f"there is no command {argument!r}; there are {', '.join(COMMANDS)}. See fencelock --help")
+        guess = did_you_mean(argument, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+        write_error(f"there is no command {argument!r}{guess}; see fencelock --help")
     return USAGE

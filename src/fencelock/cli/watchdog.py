@@ -66,8 +66,10 @@ def _watch(group: int, listen: int) -> NoReturn:
             os._exit(0)  # the command was never started
         from fencelock.core.clock import boottime  # imported late: most commands end before it is needed
 
+        poll = select.poll()
+        poll.register(listen, select.POLLIN)
         while True:
-            if _readable(listen, kill_at - boottime()):
+            if poll.poll(max(0.0, min(kill_at - boottime(), MAX_SLEEP)) * 1000):
                 later = _read_deadline(listen)
                 if later is None:
                     break
@@ -77,12 +79,6 @@ def _watch(group: int, listen: int) -> NoReturn:
         _kill(group)
     finally:
         os._exit(0)
-
-
-def _readable(fd: int, timeout: float) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(max(0.0, min(timeout, MAX_SLEEP)) * 1000))
 
 
 def _read_deadline(listen: int) -> float | None:

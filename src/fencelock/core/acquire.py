@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT, MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, Engine
 from fencelock.core.fork import FORKED, Forked
-from fencelock.core.leftovers import Leftovers
 from fencelock.core.runtime import Runtime
 from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown
-from fencelock.model import Claim, Grant, Renewal, Waiting
+from fencelock.model import Claim, Grant, Mode, Renewal, Waiting
+
+if TYPE_CHECKING:
+    from fencelock.core.client import Client
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
@@ -20,90 +22,79 @@ STOP_CHECK_SECONDS = 0.5
 """Seconds between two calls of `should_stop`."""
 
 ShouldStop = Callable[[], bool]
-OnWait = Callable[[Claim], Coroutine[Any, Any, None]]
 
 
 async def acquire(
-    runtime: Runtime,
-    engine: Engine,
-    claim: Claim,
-    timeout: float | None,
-    in_flight: dict[str, Claim],
-    leftovers: Leftovers,
-    connected: bool,
-    should_stop: ShouldStop | None = None,
-    on_wait: OnWait | None = None,
+    client: Client[Any], claim: Claim, timeout: float | None, should_stop: ShouldStop | None = None
 ) -> Grant | None:
     """Return a grant that is good for at least two thirds of its ttl, or None when the time is over.
 
     The caller gets its answer within MIN_REPLY_TIMEOUT of the timeout, or within FIRST_CONNECT_TIMEOUT if the engine was
-    never `connected`: a grant that comes later, because this process was stopped, is given back. Whatever else happens (an
-    error, a cancellation), nothing of the claim is left on the engine, or it is in `leftovers`. close() finds the claim in
-    `in_flight`, under the id of the first one; a forked child has nothing there, as the claim is its parent's.
-    `should_stop` ends the wait as the timeout does; it is called at least every STOP_CHECK_SECONDS. `on_wait` runs in the
-    background when the claim has to wait.
+    never reached: a grant that comes later, because this process was stopped, is given back. Whatever else happens (an
+    error, a cancellation), nothing of the claim is left on the engine, or it is in the leftovers. close() finds the claim in
+    `unfinished`, under the id of the first one; a forked child has nothing there, as the claim is its parent's.
+    `should_stop` ends the wait as the timeout does; it is called at least every STOP_CHECK_SECONDS.
     """
-    first, started = claim.id, runtime.now()
-    slack = MIN_REPLY_TIMEOUT if connected else FIRST_CONNECT_TIMEOUT
+    runtime, unfinished, leftovers = client.runtime, client.unfinished, client.renewer.leftovers
+    registered_id, started = claim.id, runtime.now()
+    slack = MIN_REPLY_TIMEOUT if client.connected else FIRST_CONNECT_TIMEOUT
     deadline = Deadline(runtime.now, timeout, started)
     answer_by = Deadline(runtime.now, None if timeout is None else timeout + slack, started)
     while True:
-        loop = _Loop(runtime, engine, claim, deadline, answer_by, should_stop, on_wait, lambda: first in in_flight)
+        loop = _AttemptLoop(client, claim, registered_id, deadline, answer_by, should_stop)
         try:
             grant = await loop.run()
             time_is_over = grant is None or answer_by.passed
             if grant is not None and runtime.now() - grant.since > grant.claim.ttl / 3:
-                grant = await _freshen(runtime, engine, grant, answer_by)
+                grant = await _freshen(runtime, client.engine, grant, answer_by)
             if grant is not None and not answer_by.passed:
                 return grant
         except BaseException as error:
-            if loop.on_engine and first in in_flight:
+            if loop.on_engine and registered_id in unfinished:
                 if isinstance(error, FencelockError):
-                    await leftovers.discard(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
+                    await leftovers.abandon_within(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
                 else:
-                    await leftovers.clean_up(claim)
+                    await leftovers.abandon_shielded(claim)
             if isinstance(error, FencelockError):
                 error.name = error.name or claim.name
             raise
         # The time is over; or the grant is stale or late: this process was stopped, or the reply took too long.
-        if first not in in_flight:
+        if registered_id not in unfinished:
             raise Forked(FORKED, claim.name)
         if loop.on_engine:
-            await leftovers.discard(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
+            await leftovers.abandon_within(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
         if time_is_over or deadline.passed:
             return None
         claim = claim.with_new_id()
-        in_flight[first] = claim
+        unfinished[registered_id] = claim
 
 
-class _Loop:
+class _AttemptLoop:
     """Attempts a claim, waits and attempts again, under one id, until it is granted or the time is over."""
 
     def __init__(
         self,
-        runtime: Runtime,
-        engine: Engine,
+        client: Client[Any],
         claim: Claim,
+        registered_id: str,
         deadline: Deadline,
         answer_by: Deadline,
         should_stop: ShouldStop | None,
-        on_wait: OnWait | None,
-        ours: Callable[[], bool],
     ) -> None:
-        self._runtime = runtime
-        self._engine = engine
+        self._client = client
+        self._runtime = client.runtime
+        self._engine = client.engine
         self._claim = claim
+        self._registered_id = registered_id
         self._deadline = deadline
         self._answer_by = answer_by
         self._should_stop = should_stop
-        self._on_wait = on_wait
-        self._ours = ours
         self._enqueue = deadline.seconds != 0
         self.on_engine = True
         """Whether the engine may have the claim, enqueued or granted."""
-        self._answered = runtime.now()
+        self._answered = client.runtime.now()
         """When the engine answered last."""
-        self._unanswered: float | None = None
+        self._first_unanswered: float | None = None
         """When the first request since then was sent."""
         self._attempt_in_flight = False
         self._pause = FIRST_PAUSE
@@ -122,28 +113,22 @@ class _Loop:
                 outcome = await self._engine.attempt(self._claim, enqueue=self._enqueue, deadline=self._answer_by)
                 if isinstance(outcome, Waiting):
                     waiting = outcome
-                    self.on_engine = self._enqueue or self._unanswered is not None
-                    self._answered, self._unanswered, self._pause = self._runtime.now(), None, FIRST_PAUSE
+                    self.on_engine = self._enqueue or self._first_unanswered is not None
+                    self._answered, self._first_unanswered, self._pause = self._runtime.now(), None, FIRST_PAUSE
                     if self._is_over:
                         return None
-                    self._call_on_wait()
+                    if self._claim.mode is Mode.PERMIT:
+                        self._client.limits.compare_in_background(self._claim)
                     grant = await self._engine.wait(waiting, self._seconds_to_wait(waiting))
                 else:
                     grant = outcome
             except FencelockError as error:
-                await self._pause_after(error, sent, first=waiting is None and self._unanswered is None)
+                await self._pause_after(error, sent, is_first=waiting is None and self._first_unanswered is None)
                 continue
             if grant is not None:
-                return self._count_from_unanswered(grant)
+                return self._date_back(grant)
             if self._is_over:
                 return None
-
-    def _call_on_wait(self) -> None:
-        """Start `on_wait` in the background, once."""
-        if self._on_wait is not None:
-            on_wait, self._on_wait = self._on_wait, None
-            with suppress(RuntimeError):  # no more threads
-                self._runtime.spawn(on_wait(self._claim), "fencelock-on-wait")
 
     def _seconds_to_wait(self, waiting: Waiting) -> float:
         """Return how long to wait before the next attempt, which keeps the claim's place in the queue."""
@@ -154,31 +139,32 @@ class _Loop:
             seconds = min(seconds, STOP_CHECK_SECONDS)
         return self._deadline.at_most(seconds)
 
-    async def _pause_after(self, error: FencelockError, sent: float, *, first: bool) -> None:
+    async def _pause_after(self, error: FencelockError, sent: float, *, is_first: bool) -> None:
         """Sleep before the claim is attempted again, or raise the error if that cannot help.
 
         While a claim is enqueued, the loop waits for an engine that restarts, for as long as its queue keeps the claim.
         """
         unknown = isinstance(error, OutcomeUnknown)
-        if first and not unknown:
+        if is_first and not unknown:
             self.on_engine = False  # the engine refused it, or could not be reached at all
-        if not isinstance(error, EngineUnavailable) or not self.on_engine or not self._ours():
+        ours = self._registered_id in self._client.unfinished  # else this is a forked child
+        if not isinstance(error, EngineUnavailable) or not self.on_engine or not ours:
             raise error
         # An attempt without a reply is repeated once even after the deadline: the answer decides what the caller gets.
-        is_over = self._deadline.passed and (not first or self._answer_by.passed)
+        is_over = self._deadline.passed and (not is_first or self._answer_by.passed)
         if is_over or self._runtime.now() - self._answered >= self._claim.ttl:
             raise error
-        if self._unanswered is None:
-            self._unanswered = sent
+        if self._first_unanswered is None:
+            self._first_unanswered = sent
         self._attempt_in_flight = self._attempt_in_flight or unknown
         await self._runtime.sleep(self._deadline.at_most(self._pause * self._runtime.random()))
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
-    def _count_from_unanswered(self, grant: Grant) -> Grant:
+    def _date_back(self, grant: Grant) -> Grant:
         """Return the grant, counted from the first attempt without a reply: the engine may have granted that one."""
-        if self._unanswered is None and not self._attempt_in_flight:
+        if self._first_unanswered is None and not self._attempt_in_flight:
             return grant
-        since = grant.since if self._unanswered is None else min(grant.since, self._unanswered)
+        since = grant.since if self._first_unanswered is None else min(grant.since, self._first_unanswered)
         return grant._replace(since=since, attempt_in_flight=self._attempt_in_flight or grant.attempt_in_flight)
 
 
@@ -188,7 +174,7 @@ async def _freshen(runtime: Runtime, engine: Engine, grant: Grant, answer_by: De
     if sent >= grant.deadline:
         return None
     try:
-        (answer,) = await runtime.in_background(engine.renew([grant]), answer_by.at_most(MAX_REPLY_TIMEOUT))
+        (answer,) = await runtime.run_with_time_limit(engine.renew([grant]), answer_by.at_most(MAX_REPLY_TIMEOUT))
     except (EngineUnavailable, TimeoutError):
         return None
     if answer is not Renewal.RENEWED:

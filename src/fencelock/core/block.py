@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fencelock.core.log import WARNING, log
 from fencelock.errors import FencelockError, LeaseLost
+from fencelock.model import LossReason, Mode
 
 if TYPE_CHECKING:
     from fencelock.core.client import Client
     from fencelock.core.lease import BaseLease
     from fencelock.core.runtime import CancelGuard
-    from fencelock.model import LossReason
 
 
 class Holding(Protocol):
@@ -31,6 +32,16 @@ class Holding(Protocol):
 
     def _loss(self) -> LeaseLost: ...
     async def _release(self) -> bool: ...
+    def _withdraw(self) -> object:
+        """Stop renewing, without a request; what the engine still has becomes a leftover."""
+        ...
+
+
+def give_up(lease: Holding) -> None:
+    """End the lease of a block whose end was interrupted: no code can release it any more, so it must not be renewed."""
+    if lease._withdraw():
+        with suppress(RuntimeError):  # no more threads, or the loop is closed: close() abandons it
+            lease._client.renewer.look_at(lease._client.runtime.now())
 
 
 class Blocks:
@@ -65,14 +76,18 @@ class Blocks:
 
     async def exit(self, lease: Holding, error: BaseException | None) -> None:
         """End a block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
-        self.open -= 1
-        cancelled_by_us = self._leave(lease)
+        cancelled_by_us = False
         try:
+            self.open -= 1
+            cancelled_by_us = self._leave(lease)
             await lease._release()
         except FencelockError as failure:
             # The body is done, and its work may be committed: an error here would look like a failed acquire.
             failed = next((held for held in lease._leases() if held.name == failure.name), lease._leases()[0])
             log("lease", WARNING, str(failure), lock=failed.name, token=failed.token, owner=failed.owner)
+        except BaseException:
+            give_up(lease)
+            raise
         if lease.reason is None:
             return
         own_error = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
@@ -88,11 +103,22 @@ class Blocks:
         except RuntimeError:
             task = None  # no task at all: the event loop was closed, and its pending coroutines are being ended
         # A fixture or an exit stack may leave in another task than it entered: then take the last block.
-        at = next((at for at in reversed(range(len(self._tasks))) if self._tasks[at] == task), -1)
+        at = len(self._tasks) - 1
+        if self._tasks[at] != task:
+            at = next((at for at in reversed(range(at)) if self._tasks[at] == task), at)
         task = self._tasks.pop(at)
         if task not in self._tasks:  # it has left the outermost block of this lease
             entered = lease._client.entered
             for held in lease._leases():
                 if entered.get((held.name, task)) is held:
-                    entered.pop((held.name, task), None)
+                    del entered[held.name, task]
+                    if held.mode is Mode.PERMIT:
+                        self._enter_other_permit(lease._client, held.name, task)
         return self._guards.pop(at).leave() if self._guards else False
+
+    def _enter_other_permit(self, client: Client[Any], name: str, task: Hashable) -> None:
+        """Record another permit of the name that this task still holds: only permits can be left in any order."""
+        for lease in client.renewer.leases():
+            if lease.name == name and task in lease._blocks._tasks:
+                client.entered[name, task] = lease
+                return

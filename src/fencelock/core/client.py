@@ -72,15 +72,17 @@ class Client(Generic[L]):
         """The lease whose `with` block is open, by name and by the thread or task that entered it; the outermost one."""
         self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
         """The leases that threads and tasks hold through reentrant locks. A lease that is dropped disappears from here."""
-        self._limits = LimitComparison(self)
+        self.limits = LimitComparison(self)
         self.flights: dict[str, Any] = {}
         """The builds of single flight that callers of this process share, by key."""
-        self.in_flight: dict[str, Claim] = {}
+        self.rebuild_retries: dict[str, float] = {}
+        """When to try again to rebuild a stale value that another process was rebuilding, by key."""
+        self.unfinished: dict[str, Claim] = {}
         """The claims that are being acquired or released at this moment: `close` abandons them."""
         self.closed = self._closing = False
-        self._connected = False
+        self.connected = False
         """Whether the engine has answered before: a first connection may take longer."""
-        self._left: list[Grant] = []
+        self._to_release: list[Grant] = []
         """The grants that `close` still has to release."""
         register(self)
 
@@ -89,40 +91,29 @@ class Client(Generic[L]):
     ) -> L | None:
         """Return a lease that the renewer renews, or None if the lock was not free in time."""
         # Register the claim before checking `closed`: close() either finds it here, or we see that the client is closed.
-        self.in_flight[claim.id] = claim
-        leftovers = self.renewer.leftovers
+        self.unfinished[claim.id] = claim
         grant: Grant | None = None
         try:
             self._check_open(claim.name)
-            grant = await acquire(
-                self.runtime,
-                self.engine,
-                claim,
-                timeout,
-                self.in_flight,
-                leftovers,
-                self._connected,
-                should_stop,
-                self._limits.compare if claim.mode is Mode.PERMIT and self._limits.is_due(claim.name) else None,
-            )
-            self._connected = True
+            grant = await acquire(self, claim, timeout, should_stop)
+            self.connected = True
             lease: L | None = None
             if grant is not None:
                 lease = self._make_lease(self, options)
                 lease._begin(grant)
                 self.renewer.add(lease)
-                if claim.id not in self.in_flight:
+                if claim.id not in self.unfinished:
                     raise Forked(FORKED, claim.name)
                 if self.closed:
                     lease._lose(LossReason.CLOSED)
                     self._check_open(claim.name)
-            del self.in_flight[claim.id]  # a statement, not a call: an interrupt comes before it, or after the return
+            del self.unfinished[claim.id]  # not pop(): Ctrl-C inside a call would abandon a lease that the caller gets
             return lease
         except BaseException:
-            if grant is not None and claim.id in self.in_flight:
-                self.renewer.drop(grant.claim.id)
-                await leftovers.clean_up(grant.claim)
-            self.in_flight.pop(claim.id, None)
+            if grant is not None and claim.id in self.unfinished:
+                self.renewer.remove(grant.claim.id)
+                await self.renewer.leftovers.abandon_shielded(grant.claim)
+            self.unfinished.pop(claim.id, None)
             raise
 
     def would_deadlock(self, name: str, mode: Mode) -> bool:
@@ -131,7 +122,7 @@ class Client(Generic[L]):
         A thread may take several permits of one semaphore.
         """
         held = self.entered.get((name, self.runtime.current_task())) if self.entered else None
-        return held is not None and not (held.mode is mode is Mode.PERMIT or held._is_released or held.is_lost())
+        return held is not None and not (held.mode is mode is Mode.PERMIT or held._released or held.is_lost())
 
     def check_deadlock(self, name: str, mode: Mode) -> None:
         """Raise WouldDeadlock if this thread or task would wait for itself."""
@@ -159,7 +150,7 @@ class Client(Generic[L]):
         holders: tuple[Holder, ...] = ()
         if (left := since + timeout + MIN_REPLY_TIMEOUT - self.runtime.now()) > 0:
             with suppress(FencelockError, TimeoutError):
-                holders = (await self.runtime.in_background(self.engine.inspect(name), left)).holders
+                holders = (await self.runtime.run_with_time_limit(self.engine.inspect(name), left)).holders
         who = f"it is held by {self._describe(name, holders)}" if holders else f"ask inspect({name!r}) who holds it"
         return LockTimeout(f"{name!r} was not free within {timeout:g} s; {who}", name)
 
@@ -177,7 +168,7 @@ class Client(Generic[L]):
             with attach_name(name):
                 seconds = None if timeout is None else timeout + FIRST_CONNECT_TIMEOUT
                 await cast(Configured, self.engine).learn_traits(Deadline(self.runtime.now, seconds))
-            self._connected = True
+            self.connected = True
         check_purpose(purpose, self.engine.traits, name)
 
     async def inspect(self, name: str) -> Snapshot:
@@ -226,13 +217,13 @@ class Client(Generic[L]):
             raise
 
     async def _close(self) -> None:
-        self._left += self.renewer.grants()
+        self._to_release += self.renewer.grants()
         self.renewer.stop(LossReason.CLOSED)
         try:
-            if self._left or self.in_flight or self.renewer.leftovers.claims():
+            if self._to_release or self.unfinished or self.renewer.leftovers.claims():
                 with suppress(TimeoutError):
-                    await self.runtime.in_background(self._release_all(), CLOSE_SECONDS)
-            left = [grant.claim for grant in self._left] + self.renewer.leftovers.claims()
+                    await self.runtime.run_with_time_limit(self._release_all(), CLOSE_SECONDS)
+            left = [grant.claim for grant in self._to_release] + self.renewer.leftovers.claims()
             if left:
                 names = ", ".join(sorted({repr(claim.name) for claim in left})[:10])
                 message = f"not everything could be released on close; it runs out by itself: {names}"
@@ -246,14 +237,14 @@ class Client(Generic[L]):
     async def _release_all(self) -> None:
         """Release all leases, and abandon the claims in flight and the leftovers; continue after an error."""
         leftovers = self.renewer.leftovers
-        while self._left:
-            grant = self._left[-1]
+        while self._to_release:
+            grant = self._to_release[-1]
             try:
                 await self.engine.release(grant)
             except Exception:
                 leftovers.add(grant.claim, 0.0, inf)
-            self._left.pop()
-        for claim in list(self.in_flight.values()):
+            self._to_release.pop()
+        for claim in list(self.unfinished.values()):
             leftovers.add(claim, 0.0, inf)
         await leftovers.process_all()
 
@@ -276,11 +267,11 @@ class Client(Generic[L]):
         self.reentrant.clear()
         self.entered.clear()
         self.flights.clear()
-        self.in_flight.clear()
-        self._left.clear()
-        self._connected = False
+        self.unfinished.clear()
+        self._to_release.clear()
+        self.connected = False
         self.owner = self._given_owner or _default_owner()
-        self.engine.after_fork()  # first: it returns its sockets to the runtime, which closes our copies
+        self.engine.after_fork()  # first: SQLite returns its wake-up sockets to the runtime, which closes them
         self.runtime.after_fork()
         for lease in leases:
             lease._lose(LossReason.FORKED)

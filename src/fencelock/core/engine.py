@@ -77,8 +77,8 @@ class Engine(Protocol):
     async def release(self, grant: Grant) -> bool:
         """Release the lock and grant it to the next waiter; return False if this grant no longer held it.
 
-        False is certain: the holder lost its lock before. If the reply is lost, raise OutcomeUnknown and do not repeat the
-        request: a repetition cannot tell whether the first one released the lock.
+        False is certain: the holder lost its lock before. If the reply is lost, raise OutcomeUnknown; the engine must not
+        repeat the request itself. The core does, and then takes False for unknown.
         """
         ...
 

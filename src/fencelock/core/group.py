@@ -131,7 +131,7 @@ class BaseGroup:
             except FencelockError as error:
                 held, failure = False, failure or error
             except BaseException:
-                await self._client.renewer.leftovers.clean_up(*self._withdraw())
+                await self._client.renewer.leftovers.abandon_shielded(*self._withdraw())
                 raise
         if self._event is not None:
             self._event.set()

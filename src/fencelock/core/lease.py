@@ -61,7 +61,7 @@ class BaseLease(LeaseState):
         self.check()
 
     async def _send_downgrade(self) -> tuple[Renewal, float]:
-        """Send the downgrade, which counts as a renewal; return from when the engine counts the ttl if it was done.
+        """Send the downgrade. The result is a Renewal, as it restarts the ttl; with it, from when the engine counts.
 
         On a shared session that may be before the request: then the session was not renewed with it.
         """
@@ -99,8 +99,8 @@ class BaseLease(LeaseState):
                     self._depth -= 1
                     return self.reason is None
                 releasing = True
-                client.in_flight[claim.id] = claim  # before it leaves the renewer: close() finds it in one of the two
-                held = client.renewer.drop(claim.id) is not None
+                client.unfinished[claim.id] = claim  # before it leaves the renewer: close() finds it in one of the two
+                held = client.renewer.remove(claim.id) is not None
                 self._released = True
             if self._reentry is not None and client.reentrant.get(self._reentry) is self:
                 client.reentrant.pop(self._reentry, None)
@@ -109,17 +109,20 @@ class BaseLease(LeaseState):
             if held:
                 return await self._send_release(self._grant)
             if self.reason in (LossReason.MAX_HOLD, LossReason.STALLED) and claim.id in leftovers:
-                await leftovers.discard(claim, seconds=MIN_REPLY_TIMEOUT)
+                await leftovers.abandon_within(claim, seconds=MIN_REPLY_TIMEOUT)
             return False  # it was lost, or close() was faster
         except FencelockError:
             raise
         except BaseException:
-            if releasing and self.reason is None:
-                await leftovers.clean_up(claim)
+            if releasing:
+                self._released = True  # the interrupt may have come before it was set
+                client.renewer.remove(claim.id)
+                if self.reason is None:
+                    await leftovers.abandon_shielded(claim)
             raise
         finally:
             if releasing:
-                client.in_flight.pop(claim.id, None)
+                client.unfinished.pop(claim.id, None)
 
     def _withdraw(self) -> Claim | None:
         """End the lease without a request; return its claim, which the caller abandons, or None if it is over."""
@@ -129,7 +132,7 @@ class BaseLease(LeaseState):
             if self.id not in renewer:
                 return None
             renewer.leftovers.add(self._grant.claim, self._client.runtime.now())
-            renewer.drop(self.id)
+            renewer.remove(self.id)
             return self._grant.claim
 
     async def _send_release(self, grant: Grant) -> bool:
@@ -156,7 +159,7 @@ class BaseLease(LeaseState):
                 self.name,
             ) from error
         if grant.attempt_in_flight:
-            await leftovers.discard(grant.claim, seconds=MIN_REPLY_TIMEOUT)
+            await leftovers.abandon_within(grant.claim, seconds=MIN_REPLY_TIMEOUT)
         # After a repetition it is unknown whether the lock was lost, or only the reply to its release.
         if not ours and not repeated and not client.closed:  # close() in another thread may have released it before us
             self.reason = LossReason.GONE

@@ -57,9 +57,10 @@ class LeaseState:
         "_due",
         "_engine_end",
         "_event",
-        "_final",
         "_grant",
         "_group",
+        "_hold_ends",
+        "_max_hold",
         "_pause",
         "_progressed",
         "_reentry",
@@ -78,7 +79,9 @@ class LeaseState:
         self._blocks = Blocks()
         self._depth = 1
         self._renews = options.renew
-        self._final = options.max_hold
+        self._max_hold = options.max_hold
+        self._hold_ends: float | None = None
+        """When `max_hold` is over."""
         self._stall_after = options.stall_after
         self._progressed = inf
         """When the holder made progress last."""
@@ -96,8 +99,8 @@ class LeaseState:
     def _begin(self, grant: Grant) -> None:
         """Take the grant."""
         self._grant = grant
-        if self._final is not None:
-            self._final += self._client.runtime.now()
+        if self._max_hold is not None:
+            self._hold_ends = self._client.runtime.now() + self._max_hold
         if self._stall_after is not None:
             self._progressed = self._client.runtime.now()
         self._extend(grant.since, grant.claim.ttl)
@@ -186,11 +189,6 @@ class LeaseState:
     # ------------------------------------------------------------------ what changes it
 
     @property
-    def _is_released(self) -> bool:
-        """Whether it was released."""
-        return self._released
-
-    @property
     def _over(self) -> bool:
         """Whether the renewer has nothing left to do for it."""
         return self._released or self.reason is not None
@@ -217,15 +215,15 @@ class LeaseState:
         """Lose it because its deadline has passed."""
         stalled = self._stalled(self.deadline)
         reason = LossReason.STALLED if stalled else LossReason.EXPIRED
-        self._lose(LossReason.MAX_HOLD if self.deadline == self._final else reason)
+        self._lose(LossReason.MAX_HOLD if self.deadline == self._hold_ends else reason)
 
     def _extend(self, since: float, ttl: float) -> None:
         """Start the ttl at `since`, which must not lie after the time at which the engine started it."""
         self._engine_end: float = since + ttl
         self.deadline: float = self._engine_end - clock_margin(ttl)
         self._due: float = since + ttl / 3 if self._renews else inf
-        if self._final is not None and self.deadline >= self._final:
-            self.deadline, self._due = self._final, inf
+        if self._hold_ends is not None and self.deadline >= self._hold_ends:
+            self.deadline, self._due = self._hold_ends, inf
 
     def _renewed(self, answer: Renewal, sent: float, why: str | None = None) -> None:
         """Apply the reply to a renewal that was sent at this time. `why` says why there is no reply."""
@@ -233,24 +231,23 @@ class LeaseState:
             if self._over:
                 return
             now = self._client.runtime.now()
-            if now < self.deadline:
-                if answer is Renewal.RENEWED:
-                    self._pause, self._trouble = 0.0, None
-                    self._extend(sent, self.ttl)
-                    return
-                if answer is not Renewal.LOST:
-                    self._trouble = why
-                    # Repeat it soon after the first UNKNOWN, then with longer pauses, several times before the deadline.
-                    self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
-                    # Otherwise only the holder renews it, or it is about to reach max_hold.
-                    if self._due != inf or self._downgrading:
-                        self._due = now + self._pause * (0.5 + self._client.runtime.random() / 2)
-                    return
-        if now < self.deadline:
-            self._lose(LossReason.GONE)
-        else:
-            # Also if the reply is LOST: this client may have ended it by its own clock, and its session too.
+            late = now >= self.deadline
+            if answer is Renewal.RENEWED and not late:
+                self._pause, self._trouble = 0.0, None
+                self._extend(sent, self.ttl)
+            elif answer is Renewal.UNKNOWN and not late:
+                self._trouble = why
+                self._retry_soon(now)
+        if late:  # whatever the reply says: the session may have ended with the lease, by the same clock
             self._expire()
+        elif answer is Renewal.LOST:
+            self._lose(LossReason.GONE)
+
+    def _retry_soon(self, now: float) -> None:
+        """Plan the next renewal after one without a reply: soon at first, then with longer pauses."""
+        self._pause = min(self._pause * 2 or self.ttl / 30, self.ttl / 6)
+        if self._due != inf or self._downgrading:  # else only the holder renews it, or it is about to reach max_hold
+            self._due = now + self._pause * (0.5 + self._client.runtime.random() / 2)
 
     def _lose(self, reason: LossReason) -> None:
         """End the lease, once: wake the waiters of `lost`, cancel the bodies of `with` blocks, call `on_lost`."""
@@ -259,7 +256,7 @@ class LeaseState:
             if self._over:
                 return
             self.reason = reason
-            if renewer.drop(self.id) is not None and reason in ENDED_HERE:
+            if renewer.remove(self.id) is not None and reason in ENDED_HERE:
                 # The engine ends it at this time, unless it has applied a renewal whose reply was lost.
                 renewer.leftovers.add(self._grant.claim, self._engine_end)
         if reason is LossReason.FORKED:

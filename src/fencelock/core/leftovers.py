@@ -24,7 +24,7 @@ CLEANUP_SECONDS = 5.0
 MAX_LEFTOVERS = 10_000
 FIRST_PAUSE = 0.02
 MAX_PAUSE = 1.0
-HANGING = 0.5
+HANGING_AFTER = 0.5
 """Seconds. A clean-up that takes longer and fails ends the pass: the engine hangs, and the next one would hang too."""
 
 
@@ -53,8 +53,9 @@ class Leftovers:
         return [leftover.claim for leftover in list(self._table.values())]
 
     def add(self, claim: Claim, due: float, drop_at: float | None = None) -> None:
-        """Abandon the claim at that time or later. This neither blocks nor wakes the renewer: a finalizer may call it.
+        """Remember to abandon the claim at that time or later.
 
+        This neither blocks nor wakes the renewer: a finalizer may call it.
         By default it is dropped one ttl after it is due: whatever the engine got before that time has run out by then.
         """
         while len(self._table) >= MAX_LEFTOVERS:
@@ -66,19 +67,19 @@ class Leftovers:
         """Remove a claim that was abandoned or released; return whether it was there."""
         return self._table.pop(id, None) is not None
 
-    async def discard(self, *claims: Claim, seconds: float) -> None:
+    async def abandon_within(self, *claims: Claim, seconds: float) -> None:
         """Abandon the claims in the background; return when that is done, or after `seconds`."""
         if not claims:
             return
         self._add_in_flight(claims)
         with suppress(TimeoutError):
-            await self._client.runtime.in_background(self._abandon_soon(claims), seconds)
+            await self._client.runtime.run_with_time_limit(self._abandon_all(claims), seconds)
 
-    async def clean_up(self, *claims: Claim) -> None:
+    async def abandon_shielded(self, *claims: Claim) -> None:
         """Abandon the claims of a caller that is being cancelled or interrupted, before the caller continues."""
         self._add_in_flight(claims)
         with suppress(TimeoutError):
-            await self._client.runtime.shield(self._abandon_soon(claims), CLEANUP_SECONDS)
+            await self._client.runtime.shield(self._abandon_all(claims), CLEANUP_SECONDS)
 
     def next_due(self) -> float:
         """Return when the next leftover is due: never if there is none, or if a pass is running."""
@@ -109,7 +110,11 @@ class Leftovers:
                 started = now()
                 if leftover.drop_at <= started:
                     self.remove(id)
-                elif leftover.due <= started and not await self._abandon(leftover.claim) and now() - started >= HANGING:
+                elif (
+                    leftover.due <= started
+                    and not await self._abandon(leftover.claim)
+                    and now() - started >= HANGING_AFTER
+                ):
                     break
         finally:
             self._processing = False
@@ -126,10 +131,10 @@ class Leftovers:
         for claim in claims:
             self.add(claim, now + CLEANUP_SECONDS, now + claim.ttl)
 
-    async def _abandon_soon(self, claims: Sequence[Claim]) -> None:
-        """Abandon claims while a caller waits. If the engine fails quickly, try again; after HANGING the renewer does it."""
+    async def _abandon_all(self, claims: Sequence[Claim]) -> None:
+        """Abandon claims while a caller waits. If the engine fails, try again; after HANGING_AFTER the renewer does it."""
         now = self._client.runtime.now
-        until = now() + HANGING
+        until = now() + HANGING_AFTER
         for at, claim in enumerate(claims):
             while claim.id in self._table and not await self._abandon(claim):
                 if now() >= until:

@@ -27,16 +27,20 @@ class LimitComparison:
         self._next: dict[str, float] = {}
         """When to compare again, by name."""
 
-    def is_due(self, name: str) -> bool:
-        """Return whether to compare now."""
-        return self._client.runtime.now() >= self._next.get(name, 0.0)
-
-    async def compare(self, claim: Claim) -> None:
-        """Log, once for each name, that others use the semaphore with another limit."""
-        client = self._client
+    def compare_in_background(self, claim: Claim) -> None:
+        """Compare the limits, unless this client has done so for the name within the last second."""
+        now = self._client.runtime.now()
+        if now < self._next.get(claim.name, 0.0):
+            return
         if len(self._next) >= MAX_COMPARED:
             self._next.clear()
-        self._next[claim.name] = client.runtime.now() + COMPARE_SECONDS
+        self._next[claim.name] = now + COMPARE_SECONDS
+        with suppress(RuntimeError):  # no more threads
+            self._client.runtime.spawn(self._compare(claim), "fencelock-compare-limits")
+
+    async def _compare(self, claim: Claim) -> None:
+        """Log, once for each name, that others use the semaphore with another limit."""
+        client = self._client
         with suppress(FencelockError):
             limits = (await client.engine.inspect(claim.name)).limits
             if len(limits) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from fencelock.core.records import Record, Records
+from fencelock.core.records import UNFENCED_TOKEN, Record, Records
 
 
 class RateRequest(NamedTuple):
@@ -67,8 +67,6 @@ def decide(now: int, stored: Sequence[int], requests: Sequence[RateRequest], max
 
 KEEP = 3600.0
 """Seconds for which a record of a limit outlives its last call."""
-TOKEN = 1
-"""Records need a token. Writes of a limit are ordered by versions alone."""
 
 
 class RecordRates:
@@ -119,7 +117,7 @@ class RecordRates:
     async def _store(self, key: str, record: Record | None, time: int, now: int) -> bool:
         ttl = max(0.0, (time - now) / 1e6) + KEEP
         expect = 0 if record is None else record.version
-        written = await self._records.write(key, str(time).encode(), token=TOKEN, ttl=ttl, expect=expect)
+        written = await self._records.write(key, str(time).encode(), token=UNFENCED_TOKEN, ttl=ttl, expect=expect)
         return written.done
 
 

@@ -11,8 +11,10 @@ from typing import NamedTuple, Protocol
 from fencelock.core.engine import Engine
 from fencelock.errors import GuaranteeUnavailable
 
-VALUE_MAX_BYTES = 256 * 1024
+RECORD_MAX_BYTES = 256 * 1024
 """The largest value: etcd and ZooKeeper keep all data in memory and send it to every member."""
+UNFENCED_TOKEN = 1
+"""The token of records without a lock, whose writes are ordered by versions alone."""
 FOREVER = 100 * 365.25 * 86400
 """The ttl of a record without expiry: a hundred years. It is below the longest ttl of every engine."""
 
@@ -67,7 +69,7 @@ def records_of(engine: Engine, what: str, name: str | None = None) -> Records:
     return records
 
 
-class Entry(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record as an engine stores it. With the value None it is deleted, and only its token counts."""
 
     value: bytes | None

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fencelock.core.client import Client
     from fencelock.core.runtime import Event
 
-SLACK = 0.1
+EARLY_SHARE = 0.1
 """A lease joins a batch if it is due within this share of a third of its ttl."""
 
 
-REST = 1.0
+IDLE_SECONDS = 1.0
 """Seconds for which the loop waits for the next lease before it ends: a start for each lease costs more."""
 
 
@@ -53,12 +53,12 @@ class LeaseRenewer:
 
     def add(self, lease: BaseLease) -> None:
         """Start to renew a lease and to watch its deadline. A caller that is interrupted here has to `drop` it."""
-        kept = LeaseRef(lease, self._dropped)
+        kept = LeaseRef(lease, self._on_garbage)
         grant = kept.grant = lease._grant
         self._leases[grant.claim.id] = kept
         self.look_at(lease._next_look())
 
-    def drop(self, id: str) -> LeaseRef | None:
+    def remove(self, id: str) -> LeaseRef | None:
         """Remove a lease and return its entry. Only one caller gets the entry, and may release the lease."""
         return self._leases.pop(id, None)
 
@@ -107,7 +107,7 @@ class LeaseRenewer:
         """Return the grants of the leases that are still held."""
         return [lease._grant for lease in self.leases()]
 
-    def _dropped(self, kept: weakref.ref[BaseLease]) -> None:
+    def _on_garbage(self, kept: weakref.ref[BaseLease]) -> None:
         """Warn about a lease that became garbage while it was held. No mutex: this may run anywhere, even under it.
 
         It is not released now, but expires or is released by close(): the code that dropped the object may still be running.
@@ -128,7 +128,7 @@ class LeaseRenewer:
     def _orphan(self, grant: Grant) -> None:
         """Remember the claim of a lease that became garbage, so that close() can abandon it."""
         self.leftovers.add(grant.claim, self._client.runtime.now() + grant.claim.ttl)
-        self.drop(grant.claim.id)
+        self.remove(grant.claim.id)
 
     async def _run(self, wake: Event) -> None:
         try:
@@ -174,7 +174,7 @@ class LeaseRenewer:
         overdue: list[BaseLease] = []
         gone: list[BaseLease] = []
         with self._client.mutex:
-            dropped, self._gone = self._gone, set()
+            gone_ids, self._gone = self._gone, set()
             for id, kept in list(self._leases.items()):
                 lease = kept()
                 if lease is None:
@@ -182,12 +182,12 @@ class LeaseRenewer:
                     if self._leases.get(id) is kept:
                         self._orphan(kept.grant)
                 elif lease._over:
-                    self.drop(id)
+                    self.remove(id)
                 elif now >= lease.deadline:
                     overdue.append(lease)
-                elif id in dropped:
+                elif id in gone_ids:
                     gone.append(lease)
-                elif id not in self._renewing and lease._wants_renewal(now + lease.ttl / 3 * SLACK):
+                elif id not in self._renewing and lease._wants_renewal(now + lease.ttl / 3 * EARLY_SHARE):
                     due.append(lease)
             if not any(lease._wants_renewal(now) for lease in due):
                 due = []
@@ -203,7 +203,7 @@ class LeaseRenewer:
                 self._planned = min(self._planned, lease.deadline if id in self._renewing else lease._next_look())
         if self._planned == inf and not self._leases and now < before < inf:
             # A lease was released before this check. The next one often follows soon, and then need not wake the loop.
-            self._planned = min(before, now + REST)
+            self._planned = min(before, now + IDLE_SECONDS)
         return None if self._planned == inf else max(0.0, self._planned - now)
 
     async def _renew(self, due: list[BaseLease]) -> None:

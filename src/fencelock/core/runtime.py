@@ -216,7 +216,7 @@ class Runtime(Protocol):
         """Run it in the background; it does not keep the process alive."""
         ...
 
-    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def run_shared(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run work that others share, so that a cancellation of the caller does not end it: as a task, or in this thread.
 
         The caller waits for the result by an event: with asyncio, the work has only begun when this returns.
@@ -243,7 +243,7 @@ class Runtime(Protocol):
         """
         ...
 
-    async def in_background(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+    async def run_with_time_limit(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run it in the background and wait for the result; raise TimeoutError after `timeout` seconds.
 
         Like `shield`, but in the blocking runtime too the caller continues after the timeout.
@@ -274,8 +274,8 @@ class Runtime(Protocol):
         """
         ...
 
-    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
-        """Wait until a descriptor can be read, or with `write` until it can be read or written; return whether it can.
+    async def wait_for_io(self, descriptor: int, timeout: float, *, or_writable: bool = False) -> bool:
+        """Wait until a descriptor can be read, or with `or_writable` until it can be read or written; return whether it can.
 
         For drivers with a non-blocking API (libpq). Only one caller at a time may wait for a descriptor, and it must stay
         open meanwhile.

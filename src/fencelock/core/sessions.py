@@ -69,7 +69,7 @@ class Session(Generic[H]):
             self._ends[id] = max(since + ttl, end)
             return True
 
-    def expire_claim(self, id: str) -> None:
+    def mark_expired(self, id: str) -> None:
         """Expire a claim now: the engine removes it before the next keep-alive."""
         with self._mutex:
             self._ends[id] = self._first_end = -inf
@@ -83,7 +83,7 @@ class Session(Generic[H]):
         """Return when a claim expires, or None if it is not attached."""
         return self._ends.get(id)
 
-    def expired(self, now: float) -> list[str]:
+    def expired_ids(self, now: float) -> list[str]:
         """Return the expired claims: the engine must remove them before the next keep-alive, or end the session."""
         if now < self._first_end:
             return []
@@ -91,10 +91,10 @@ class Session(Generic[H]):
             self._first_end = min(self._ends.values(), default=inf)
             return [id for id, end in self._ends.items() if end <= now]
 
-    def expire(self, now: float) -> list[str]:
+    def mark_expired_ids(self, now: float) -> list[str]:
         """Return the expired claims and mark them, so that no renewal extends them while they are being removed."""
         with self._mutex:
-            expired = self.expired(now)
+            expired = self.expired_ids(now)
             for id in expired:
                 self._ends[id] = -inf
             return expired

@@ -193,7 +193,7 @@ def _adopt(runtime: Runtime, client: object, namespace: str) -> Engine:
 
 
 TAKEN = (
-    "of objects, these are taken: a client of redis-py, a connection of psycopg or PyMySQL, a pool of psycopg_pool, and an "
+    "connect() also accepts a client of redis-py, a connection of psycopg or PyMySQL, a pool of psycopg_pool, and an "
     "engine of SQLAlchemy or a connection of Django (django.db.connection) to PostgreSQL or MySQL"
 )
 

@@ -10,7 +10,7 @@ from fencelock.errors import GuaranteeUnavailable, InvalidArgument, InvalidName,
 from fencelock.model import CORRECT, Mode, Traits
 
 NAME_MAX_BYTES = 1024
-VALUE_MAX_BYTES = 1024
+ELECTION_VALUE_MAX_BYTES = 1024
 MAX_LIMIT = 1_000_000
 MAX_SECONDS = 1e9
 """Seconds; a longer timeout counts as none."""
@@ -131,7 +131,7 @@ def check_purpose(purpose: str, traits: Traits, name: str) -> None:
 
 def check_mode(mode: Mode, traits: Traits, name: str) -> None:
     """Raise GuaranteeUnavailable if the engine has no readers or no permits."""
-    if (mode is Mode.SHARED and not traits.shared) or (mode is Mode.PERMIT and not traits.limit):
+    if (mode is Mode.SHARED and not traits.readers) or (mode is Mode.PERMIT and not traits.permits):
         what = "reader-writer locks" if mode is Mode.SHARED else "semaphores"
         raise GuaranteeUnavailable(
             f"{name!r}: {traits.engine} has no {what}; the page of the engine says what it has, and sqlite:, redis:, etcd:, "
@@ -164,9 +164,11 @@ def check_value(value: object, name: str) -> str:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise InvalidArgument(f"{name!r}: value must be text that UTF-8 can express", name) from None
-    if size > VALUE_MAX_BYTES or "\0" in value:
+    if size > ELECTION_VALUE_MAX_BYTES or "\0" in value:
         why = "contains U+0000" if "\0" in value else f"has {size} bytes"
-        raise InvalidArgument(f"{name!r}: value may have at most {VALUE_MAX_BYTES} bytes and no U+0000; it {why}", name)
+        raise InvalidArgument(
+            f"{name!r}: value may have at most {ELECTION_VALUE_MAX_BYTES} bytes and no U+0000; it {why}", name
+        )
     return value
 
 

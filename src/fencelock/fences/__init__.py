@@ -18,7 +18,8 @@ __all__ = ["Fenced", "TokenPair", "from_environ"]
 class Fenced(Protocol):
     """The part of a lease that a fence reads: anything with a token and an id will do.
 
-    If it also has a `name` (str), that is the resource unless the caller names another one.
+    If it also has a `name` (str), that is the resource unless the caller names another one. If it has a method `check`, as
+    leases have, the fence calls it before its first statement, and passes its error on: LeaseLost.
 
     >>> from types import SimpleNamespace
     >>> other_service: Fenced = SimpleNamespace(token=34, id="worker-7")

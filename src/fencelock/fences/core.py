@@ -1,19 +1,18 @@
 """What every fence does: read a lease's token and id, compare them with the mark of the resource, and refuse old ones.
 
-A **high-water mark** is what a fence stores for a resource: the highest token that it has accepted, and the id of the
-claim that had it. A resource without a mark is compared with `min_token`, which `prune` sets; without that, it accepts
-any token.
+A **high-water mark** is what a fence stores for a resource: the highest token that it has accepted, and the id of its claim.
+A resource without a mark is compared with `min_token`, which `prune` sets; without that, it accepts any token.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fencelock.errors import InvalidArgument, InvalidType, StaleToken
 
-if TYPE_CHECKING:
-    import logging
+_log = logging.getLogger("fencelock.fences")
 
 TOKEN_MAX = 2**53 - 1
 RESOURCE_MAX = 1024
@@ -103,12 +102,22 @@ def admit(resource: str, pair: TokenPair, mark: HighWaterMark | None) -> None:
 def credentials_of(lease: object) -> TokenPair:
     """Return the token, id and name of a lease, or of anything else that has a token and an id.
 
-    Raise InvalidArgument for a read lease and for a permit: several holders have them at the same time.
+    Raise LeaseLost if it is a lease that has ended by its own clock, or was released. Raise InvalidArgument for a read lease
+    and for a permit: several holders have them at the same time. A TokenPair has no clock: only the mark can refuse it.
 
     >>> from types import SimpleNamespace
     >>> credentials_of(SimpleNamespace(token=34, id="worker-7"))
     TokenPair(token=34, id='worker-7', name=None)
     """
+    pair = token_pair_of(lease)
+    check = getattr(lease, "check", None)
+    if check is not None:
+        check()
+    return pair
+
+
+def token_pair_of(lease: object) -> TokenPair:
+    """Return the token, id and name of a lease without a look at its clock; otherwise like `credentials_of`."""
     token, id_ = getattr(lease, "token", None), getattr(lease, "id", None)
     if not isinstance(token, int) or isinstance(token, bool) or not isinstance(id_, str):
         raise _not_a_lease(lease, token, id_)
@@ -207,7 +216,7 @@ def refusal(resource: str, pair: TokenPair, mark: HighWaterMark | None) -> Stale
     elif not mark.id:
         cause = f"its fence was set to token {mark.token}"  # by prune or rebase
     elif mark.token == pair.token:
-        cause = f"it has accepted token {mark.token} of another claim, as if an engine had lost its data"
+        cause = f"it has accepted token {mark.token} of another claim, which happens if an engine loses its data"
     else:
         cause = f"it has accepted token {mark.token}"
     message = f"{resource!r} refused token {pair.token}: {cause}. Stop, and acquire the lock again. {HINT}"
@@ -228,20 +237,14 @@ def not_entered(resource: str, pair: TokenPair) -> StaleToken:
 def log_rebase(resource: str, before: int | None, to: int, reason: str) -> None:
     """Log that a fence was moved on purpose."""
     where = "no token" if before is None else f"token {before}"
-    _log().warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
+    _log.warning("the fence of %r was moved from %s to token %d: %s", resource, where, to, reason)
 
 
 def log_rebase_all(count: int, to: int, reason: str) -> None:
     """Log that all marks of a fence were moved on purpose."""
-    _log().warning("the fences of %d resources were moved to token %d: %s", count, to, reason)
+    _log.warning("the fences of %d resources were moved to token %d: %s", count, to, reason)
 
 
 def log_prune(count: int, min_token: int) -> None:
     """Log that marks were removed; `min_token` is the one in force, which may be higher than the one asked for."""
-    _log().info("the marks of %d resources were removed; tokens below %d are refused from now on", count, min_token)
-
-
-def _log() -> logging.Logger:
-    import logging  # not for those who only read tokens from the environment
-
-    return logging.getLogger("fencelock.fences")
+    _log.info("the marks of %d resources were removed; tokens below %d are refused from now on", count, min_token)

@@ -66,7 +66,7 @@ class BaseEtcdFence:
         return HighWaterMark.of(core.credentials_of(lease)).text
 
     async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
-        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         pair, name = core.named_credentials(lease, resource)
         key = self.key(name)
         while True:

@@ -43,7 +43,7 @@ class FileFence:
     """
 
     def enter(self, lease: Fenced, path: Path) -> None:
-        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         pair, file = core.credentials_of(lease), _FencedFile.at(path)
         with file.locked():
             file.advance(pair)
@@ -62,12 +62,13 @@ class FileFence:
         >>> with FileFence().replace(types.SimpleNamespace(token=7, id="me"), path) as file:
         ...     _ = file.write(b"done")
         """
-        pair, fenced = core.credentials_of(lease), _FencedFile.at(path)
+        core.credentials_of(lease)
+        fenced = _FencedFile.at(path)
         with fenced.temporary() as (file, temporary):
             yield file
             _sync(file)
             with fenced.locked():
-                fenced.advance(pair)
+                fenced.advance(core.credentials_of(lease))  # the lease may have ended while the file was written
                 fenced.rename(temporary, fenced.path)
 
     def token(self, path: Path) -> int | None:

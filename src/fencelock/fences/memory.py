@@ -17,6 +17,7 @@ class MemoryFence:
     Call `enter` before the first read that a write depends on; every write checks again.
 
     >>> import fencelock
+    >>> from fencelock.fences import TokenPair
     >>> from fencelock.fences.memory import MemoryFence
     >>> fence, stock = MemoryFence(), {"apples": 100}
     >>> with fencelock.connect("memory://fence") as locks:
@@ -27,12 +28,14 @@ class MemoryFence:
     ...         fence.enter(lease)
     ...         with fence.write(lease):                       # check and write in one step
     ...             stock["apples"] -= 10
-    ...     try:
-    ...         with fence.write(slow):
-    ...             stock["apples"] = seen_by_slow - 5
-    ...     except fencelock.StaleToken:
-    ...         print("refused")
-    refused
+    ...     for late in (slow, TokenPair(slow.token, slow.id, slow.name)):  # with its own clock, and without it
+    ...         try:
+    ...             with fence.write(late):
+    ...                 stock["apples"] = seen_by_slow - 5
+    ...         except fencelock.FencelockError as error:
+    ...             print(type(error).__name__)
+    LeaseLost
+    StaleToken
     >>> stock
     {'apples': 90}
     """
@@ -44,7 +47,7 @@ class MemoryFence:
         self._writing: dict[str, list[HighWaterMark]] = {}
 
     def enter(self, lease: Fenced, resource: str | None = None) -> None:
-        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         with self._mutex:
             self._advance(lease, resource)
 

@@ -45,7 +45,7 @@ class ObjectFence:
     `client` is a boto3 S3 client, or anything else with its `get_object` and `put_object` that obeys `IfMatch` and
     `IfNoneMatch`.
 
-    S3's ETag is the digest of the content: if a newer holder has put back exactly what an older one had read, the older
+    S3's ETag is the digest of the content: if a newer holder has put back exactly what an older one has read, the older
     one's put succeeds. It loses nothing, as it was made from the current content. To exclude that, make the mark part of
     the content: `stamp(body, mark)` returns the body to store.
 

@@ -38,7 +38,7 @@ class BaseRedisFence:
         self._key = key
 
     async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
-        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         await self._run(lease, "return 1", resource=resource)
 
     async def _set(
@@ -77,8 +77,7 @@ class BaseRedisFence:
         A pipeline is no transaction: Redis executes its other commands even if it refuses a fenced one. Fence every write.
         Execute it in a block of `refusals`, which turns the error of a refused write into StaleToken.
         """
-        pair, name = core.named_credentials(lease, resource)
-        return FencedPipeline(pipeline, pair, name, self._key)
+        return FencedPipeline(pipeline, lease, resource, self._key)
 
     async def _token(self, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
@@ -176,10 +175,10 @@ class FencedPipeline:
     ...             pipe.execute()
     """
 
-    def __init__(self, pipeline: Any, pair: TokenPair, resource: str, key: str) -> None:
+    def __init__(self, pipeline: Any, lease: Fenced, resource: str | None, key: str) -> None:
         self._pipeline = pipeline
-        self._pair = pair
-        self._resource = resource
+        self._lease = lease
+        self._pair, self._resource = core.named_credentials(lease, resource)
         self._key = key
 
     def enter(self) -> None:
@@ -207,7 +206,11 @@ class FencedPipeline:
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Turn the error of a refused write into StaleToken. `execute(raise_on_error=False)` raises none."""
+        """Turn the error of a refused write into StaleToken; raise LeaseLost before the block if the lease has ended.
+
+        `execute(raise_on_error=False)` raises no StaleToken.
+        """
+        core.credentials_of(self._lease)
         with _refusals(self._pair, self._resource):
             yield
 

@@ -36,7 +36,7 @@ class ZooKeeperFence:
         self._root = root
 
     def enter(self, lease: Fenced, resource: str | None = None) -> None:
-        """Refuse older tokens from now on, or raise StaleToken. Call it before the first read."""
+        """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         pair, name = core.named_credentials(lease, resource)
         entry = self._entry_path(name, pair)
         while True:

@@ -261,7 +261,7 @@ class LWWRegister(_Value, Generic[T]):
         """Return the register with another value and a new stamp of this clock, which is above the present one.
 
         A stamp of your own must be above it, too, or the value would be lost at once: InvalidArgument. Merge a write that
-        may be older than the present one.
+        may be older than the present one. Raise ClockAhead if the present stamp is too far ahead of the clock.
 
         >>> LWWRegister("old", Stamp(1, 0, "there")).set("new", HybridClock("here")).value
         'new'

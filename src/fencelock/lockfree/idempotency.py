@@ -64,16 +64,15 @@ class Run:
     >>> db.close()
     """
 
-    __slots__ = ("_json", "_result", "_too_large", "key", "replayed")
+    __slots__ = ("_result", "_too_large", "key", "replayed")
 
     def __init__(self, key: str, done: Done | None) -> None:
         self.key = key
         """The key."""
         self.replayed = done is not None
         """Whether an earlier run has done the work: then only the result is needed."""
-        self._json = None if done is None else done.result  # parsed on first access
         self._too_large = done is not None and done.result is None
-        self._result: Json = None
+        self._result: Json = None if done is None or done.result is None else json.loads(done.result)
 
     @property
     def result(self) -> Json:
@@ -88,8 +87,6 @@ class Run:
                 "it has written. Let the first run store large results elsewhere, and return their place",
                 self.key,
             )
-        if self._json is not None:
-            self._result, self._json = json.loads(self._json), None
         return self._result
 
     @result.setter
@@ -148,7 +145,7 @@ class BaseIdempotencyKey:
             if error is None and self._run is not None and not self._run.replayed:
                 result = to_json(self._run.result, f"the result of {self._key!r}")
                 await self._store.finish(result, self._ttl)
-                self._run._json = result
+                self._run._result = json.loads(result)
         except BaseException as failure:
             error = failure
             raise

@@ -14,10 +14,10 @@ from typing import Any
 
 from fencelock.core.client import Client
 from fencelock.core.lease import BaseLease
-from fencelock.core.records import VALUE_MAX_BYTES, Records
+from fencelock.core.records import RECORD_MAX_BYTES, Records
 from fencelock.errors import GuaranteeUnavailable, InvalidType, LockTimeout, StaleToken, WouldDeadlock
 from fencelock.lockfree.idempotency_sql import Done, in_progress
-from fencelock.primitives.lock import LockFactory
+from fencelock.primitives.lock import BaseLock
 from fencelock.runtime.half import Half
 from fencelock.sqlio import kind_of, other_half
 
@@ -65,7 +65,7 @@ class LockStore:
         """Claim the key; return the outcome of an earlier run, or None if this run must do the work. Raise KeyInProgress."""
         if (done := _done(await self._read())) is not None:
             return done
-        mutex = LockFactory(self._client, PREFIX + self._key, timeout=timeout)
+        mutex = BaseLock(self._client, PREFIX + self._key, timeout=timeout)
         try:
             lease = self._lease = await mutex.acquire()
         except (LockTimeout, WouldDeadlock) as error:
@@ -73,7 +73,7 @@ class LockStore:
             if (done := _done(await self._read())) is not None:
                 return done
             raise in_progress(self._key) from error
-        mutex.entered(mutex.current_task(), lease)
+        mutex.enter_block(mutex.current_task(), lease)
         self._fingerprint = fingerprint
         stored = await self._read()
         if (done := _done(stored)) is not None:
@@ -91,13 +91,13 @@ class LockStore:
         assert self._lease is not None
         self._lease.check()
         finished: dict[str, str | None] = {"fingerprint": self._fingerprint, "result": result}
-        if (size := len(_encoded(finished))) > VALUE_MAX_BYTES:
+        if (size := len(_encoded(finished))) > RECORD_MAX_BYTES:
             _log.warning(
                 "the result of %r has %d bytes, and a record takes %d: it was not stored, so replays cannot return it. Store "
                 "large results elsewhere, and return their place",
                 self._key,
                 size,
-                VALUE_MAX_BYTES,
+                RECORD_MAX_BYTES,
             )
             finished["result"] = None
         await self._write(finished, ttl)

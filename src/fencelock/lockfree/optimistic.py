@@ -1,4 +1,4 @@
-"""Optimistic versions: read, change, and write only if nobody else has written; otherwise repeat.
+"""Optimistic versions: read, change, and write only if no other writer came between; otherwise repeat.
 
 Where two writers rarely meet, this is cheaper than a lock, and no holder can be stopped while it holds one. Under constant
 contention a lock is better, as every loser has worked in vain.

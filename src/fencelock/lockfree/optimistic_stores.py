@@ -83,6 +83,7 @@ class BaseRecordKey(BaseVersionedValue["bytes | None"]):
 
     def __init__(self, locks: Any, key: str, *, ttl: float = 86400.0, lease: Any = None) -> None:
         self._records = records_of(locks, f"the record {key!r}", self.half)
+        self._lease = lease
         self._token = NO_LEASE if lease is None else credentials_of(lease).token
         self._ttl = ttl
         self.name = key
@@ -92,6 +93,8 @@ class BaseRecordKey(BaseVersionedValue["bytes | None"]):
         return Versioned(None, 0) if found is None else Versioned(found.value, found.version)
 
     async def _store(self, value: bytes | None, version: int) -> bool:
+        if self._lease is not None:
+            credentials_of(self._lease)  # raises LeaseLost if it has ended meanwhile
         written = await self._records.write(self.name, value, token=self._token, ttl=self._ttl, expect=version)
         record = written.record
         # A higher token refused it, so reading again would not help. A missing record has no other version: the token of
@@ -115,7 +118,7 @@ class RecordKey(BaseRecordKey, VersionedValue["bytes | None"]):
     """A record beside the locks of a client of `fencelock.connect`.
 
     With a lease, its token fences the write: an earlier holder of the lock is refused (StaleToken), and so is a writer
-    without a lease.
+    without a lease. A lease that has ended is refused, too (LeaseLost).
 
     >>> with fencelock.connect("memory://records") as locks:
     ...     counter = RecordKey(locks, "counter")

@@ -59,7 +59,7 @@ class Message(NamedTuple):
 
 
 class InvalidPayload(NamedTuple):
-    """Stands for a payload that another program has written, and that is no JSON: its key waits, and other keys go on."""
+    """Stands for a payload that another program has written, and that is no JSON: only its key waits."""
 
     why: str
 

@@ -19,7 +19,7 @@ from fencelock.fences.sql import SqlFence
 from fencelock.fences.sql.base import BaseSqlFence
 from fencelock.lockfree.idempotency_records import client_of
 from fencelock.lockfree.outbox import BaseOutbox, InvalidPayload, Message
-from fencelock.primitives.lock import LockFactory
+from fencelock.primitives.lock import BaseLock
 from fencelock.runtime.half import BLOCKING, Half, blocking
 from fencelock.sqlio import adapt, kind_of, other_half
 from fencelock.sqlio.borrowed import borrowed_connection, check_connect
@@ -39,9 +39,9 @@ _log = logging.getLogger("fencelock")
 
 
 @asynccontextmanager
-async def _held(lock: LockFactory[Any], timeout: float | None) -> AsyncIterator[BaseLease]:
+async def _held(lock: BaseLock[Any], timeout: float | None) -> AsyncIterator[BaseLease]:
     """Hold the lock for a block; asyncio cancels the block when the lease is lost."""
-    lease: BaseLease = lock.entered(lock.current_task(), await lock.acquire(timeout))
+    lease: BaseLease = lock.enter_block(lock.current_task(), await lock.acquire(timeout))
     error: BaseException | None = None
     try:
         yield lease
@@ -49,7 +49,7 @@ async def _held(lock: LockFactory[Any], timeout: float | None) -> AsyncIterator[
         error = raised
         raise
     finally:
-        await lock.leaving()._exit_block(error)
+        await lock.pop_block()._exit_block(error)
 
 
 class _FailingKeys:
@@ -104,7 +104,7 @@ class BaseRelay:
         self._poll = poll
         self._batch = batch
         self._resource = f"outbox:{outbox.name}"
-        self._lock: LockFactory[Any] = LockFactory(self._client, self._resource, ttl=ttl)
+        self._lock: BaseLock[Any] = BaseLock(self._client, self._resource, ttl=ttl)
         self._stopped = False
         self._wakeup: Event | None = None
 
@@ -242,7 +242,7 @@ class Relay(BaseRelay):
     `connect` opens a connection for the relay, not in autocommit mode, or a context manager around one, such as a pool's
     `connection`; the relay closes it, or gives it back. `deliver` is called with one `Message` after the other. When it
     returns, the message is delivered; when it raises, the messages of that key wait and are tried again, with growing
-    pauses, while other keys go on. `locks` is a client of `fencelock.connect`.
+    pauses, while it delivers other keys. `locks` is a client of `fencelock.connect`.
 
     A delivery can always happen twice: let the receiver remember the `id`, or refuse old `token`s.
 

@@ -113,6 +113,7 @@ class VersionedValue(BaseVersionedValue[T]):
         """Replace the value by `fn(value)`, again until no other writer came between; return the new value.
 
         `fn` may be called several times, so it should only compute. If it returns None, nothing is written. It pauses between
-        attempts, with backoff and full jitter; after the timeout, or `attempts` attempts, it raises VersionConflict.
+        attempts, with backoff and full jitter; after the timeout, or `attempts` attempts, it raises VersionConflict. At least
+        one attempt is made.
         """
         return run_sync(self._update(fn, timeout, attempts))

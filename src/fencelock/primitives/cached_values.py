@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol, TypedDict
 from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client
 from fencelock.core.log import WARNING, log
-from fencelock.core.records import VALUE_MAX_BYTES, Record, records_of
+from fencelock.core.records import RECORD_MAX_BYTES, Record, records_of
 from fencelock.core.validation import check_seconds
 from fencelock.errors import BuildFailed, FencelockError, InvalidArgument, InvalidType
-from fencelock.primitives.habits import check_keywords
+from fencelock.primitives.api_hints import check_keywords
 from fencelock.primitives.keys import record_key
 
 MAX_MESSAGE = 1000
@@ -103,7 +103,11 @@ class CachedValues:
         self._records = records_of(client.engine, f"single_flight({key!r})", key)
         self.name = record_key("cache", key)
         """The key of the record, which is also the name of the builder's lock."""
-        self._error_key = record_key("cache-error", key)
+
+    @property
+    def _error_key(self) -> str:
+        """The key of the last failure. It is made when it is needed: most calls only read a fresh value."""
+        return record_key("cache-error", self._key)
 
     async def read(self) -> Cached:
         """Return the value, or nothing if there is none."""
@@ -149,9 +153,9 @@ class CachedValues:
     def _decode(self, record: Record | None) -> Cached:
         if record is None or record.value[:1] != Kind.VALUE.value:
             return Cached(record)
-        header = record.value[1:].partition(b"\n")[0]
+        header, _, encoded = record.value.partition(b"\n")
         # The record outlives its freshness by `stale` seconds, as its writer had it.
-        return Cached(record, self.value_of(record.value), True, record.expires_in > float(header))
+        return Cached(record, self._options.codec.loads(encoded), True, record.expires_in > float(header[1:]))
 
     def value_of(self, content: bytes) -> Any:
         """Return the value of what `encode` returned: what every caller gets, the builder, too."""
@@ -169,9 +173,9 @@ class CachedValues:
                 "it can encode, or pass codec=",
                 self._key,
             ) from error
-        if len(content) > VALUE_MAX_BYTES:
+        if len(content) > RECORD_MAX_BYTES:
             raise InvalidArgument(
-                f"{self._key!r}: the value has {len(encoded)} bytes, and at most {VALUE_MAX_BYTES - 100} can be shared; "
+                f"{self._key!r}: the value has {len(encoded)} bytes, and at most {RECORD_MAX_BYTES - 100} can be shared; "
                 "cache a reference to it instead",
                 self._key,
             )

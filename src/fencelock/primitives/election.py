@@ -12,7 +12,7 @@ from fencelock.core.validation import check_name, check_seconds, check_value
 from fencelock.core.watch import StopSignal
 from fencelock.errors import EngineUnavailable, LeaseLost
 from fencelock.model import LossReason, Snapshot
-from fencelock.primitives.lock import LockFactory, SharedOptions
+from fencelock.primitives.lock import BaseLock, WaitOptions
 
 RETRY_SECONDS = 1.0
 """The longest pause between two campaigns while the engine cannot be reached."""
@@ -38,10 +38,10 @@ class Candidate(NamedTuple):
     """What it gave as `value`."""
 
 
-class ElectionFactory(Generic[L]):
+class BaseElection(Generic[L]):
     """The election of both APIs, as coroutines."""
 
-    def __init__(self, client: Client[L], name: str, value: str, **options: Unpack[SharedOptions]) -> None:
+    def __init__(self, client: Client[L], name: str, value: str, **options: Unpack[WaitOptions]) -> None:
         self._client = client
         self.name = check_name(name)
         self._value = check_value(value, name)
@@ -50,10 +50,10 @@ class ElectionFactory(Generic[L]):
         """The terms of this client that are not released."""
         self.campaign(None)  # check the options now
 
-    def campaign(self, timeout: float | None) -> LockFactory[L]:
+    def campaign(self, timeout: float | None) -> BaseLock[L]:
         """Return the lock whose lease is the term."""
-        options: SharedOptions = {**self._options, "timeout": timeout}
-        return LockFactory(self._client, self.name, value=self._value, on_granted=self._began, **options)
+        options: WaitOptions = {**self._options, "timeout": timeout}
+        return BaseLock(self._client, self.name, value=self._value, on_granted=self._began, **options)
 
     def _began(self, term: L) -> None:
         """Remember a term of this client, for `resign` and `healthy`."""
@@ -93,7 +93,7 @@ class ElectionFactory(Generic[L]):
         """Return False if this client leads and has been unable to renew its term for `grace` seconds."""
         seconds = check_seconds(grace, "grace", self.name, zero=True) or 0.0
         now = self._client.runtime.now()
-        terms = [term for term in self._terms if not term._is_released and term.reason is not LossReason.FORKED]
+        terms = [term for term in self._terms if not term._released and term.reason is not LossReason.FORKED]
         return not any(term._unrenewed_for(now) >= seconds for term in terms)
 
     async def run(self, work: Callable[[L], Awaitable[object]], stop: StopSignal | None) -> None:
@@ -134,7 +134,7 @@ class ElectionFactory(Generic[L]):
             await work(term)
         except BaseException as error:
             failure = error
-        resigned = term._is_released
+        resigned = term._released
         try:
             await term._exit_block(failure)  # this raises LeaseLost after a loss, unless the work itself failed
             if failure is not None:

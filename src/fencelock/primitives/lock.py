@@ -38,18 +38,23 @@ H = TypeVar("H", bound=BaseLease | BaseGroup)
 X = TypeVar("X")
 
 
-class SharedOptions(TypedDict, total=False):
-    """The options of every primitive; see `Locks.lock`."""
+class CommonOptions(TypedDict, total=False):
+    """The options of every primitive; see `Locks.lock`. Jobs have no others: they neither wait nor run without renewal."""
 
     ttl: float | None
-    timeout: float | None
-    renew: bool
     max_hold: float | None
     stall_after: float | None
     purpose: Literal["efficiency", "correctness"]
 
 
-class LockOptions(SharedOptions, total=False):
+class WaitOptions(CommonOptions, total=False):
+    """The options of every lock."""
+
+    timeout: float | None
+    renew: bool
+
+
+class LockOptions(WaitOptions, total=False):
     """The options of `lock`, `rwlock` and `locked`."""
 
     reentrant: bool
@@ -62,30 +67,44 @@ class EnteredBlocks(Generic[H]):
         self.current_task = client.runtime.current_task
         self._entered: list[tuple[Hashable, H]] = []
 
-    def entered(self, task: Hashable, held: H) -> H:
+    def enter_block(self, task: Hashable, held: H) -> H:
         """Begin a `with` block with a new lease. `task` is `current_task()`, which the caller reads before it acquires."""
         held._blocks.enter(held, task)
         self._entered.append((task, held))
         return held
 
-    def leaving(self) -> H:
-        """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block."""
-        return take_last(self._entered, self.current_task)
+    def pop_block(self, popped: list[H] | None = None) -> H:
+        """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block.
+
+        It is in `popped` before it is removed: a caller that Ctrl-C interrupts finds it there, or with `pop_own_block`.
+        """
+        return take_last(self._entered, self.current_task, [] if popped is None else popped)
+
+    def pop_own_block(self) -> H | None:
+        """Remove and return the lease of the last `with` block of this thread or task, or None."""
+        task = self.current_task()
+        if all(entered != task for entered, _ in self._entered.copy()):
+            return None
+        return self.pop_block()
 
 
-def take_last(entered: list[tuple[Hashable, X]], current_task: Callable[[], Hashable]) -> X:
-    """Remove and return what this thread or task has entered last. Others may enter and leave their blocks meanwhile."""
-    if len(entered) == 1:
-        return entered.pop(0)[1]  # the only open block; a block that is entered now is appended after it
-    task = current_task()
+def take_last(entered: list[tuple[Hashable, X]], current_task: Callable[[], Hashable], taken: list[X]) -> X:
+    """Remove what this thread or task has entered last; append it to `taken` and return it.
+
+    Others may enter and leave their blocks meanwhile.
+    """
     blocks = entered.copy()
-    # A fixture or an exit stack may enter in another task: then take the last block.
-    block = next((block for block in reversed(blocks) if block[0] == task), blocks[-1])
+    block = blocks[-1]
+    if len(blocks) > 1:
+        task = current_task()
+        # A fixture or an exit stack may enter in another task: then take the last block.
+        block = next((block for block in reversed(blocks) if block[0] == task), block)
+    taken.append(block[1])
     entered.remove(block)  # blocks of one lease are equal
     return block[1]
 
 
-class LockFactory(EnteredBlocks[L]):
+class BaseLock(EnteredBlocks[L]):
     """The lock of both APIs, as coroutines. It checks its arguments when it is made, before anything is locked."""
 
     def __init__(
@@ -172,4 +191,4 @@ class LockFactory(EnteredBlocks[L]):
     def _held_here(self) -> L | None:
         """Return the lease that this thread or task holds, in this mode, through a reentrant lock of the same client."""
         lease = self._client.reentrant.get((self.name, self.mode, self._client.runtime.current_task()))
-        return None if lease is None or lease._is_released else lease
+        return None if lease is None or lease._released else lease

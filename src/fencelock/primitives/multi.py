@@ -13,7 +13,7 @@ from fencelock.core.group import BaseGroup
 from fencelock.core.validation import check_name, check_timeout
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType
 from fencelock.model import Mode
-from fencelock.primitives.lock import UNSET, EnteredBlocks, LockFactory, SharedOptions, Unset
+from fencelock.primitives.lock import UNSET, BaseLock, EnteredBlocks, Unset, WaitOptions
 
 MAX_NAMES = 32
 
@@ -25,6 +25,9 @@ def modes_of(names: Iterable[str], read: Iterable[str], write: Iterable[str]) ->
     for given in (read, write):
         if isinstance(given, str):
             raise InvalidType(f"read and write take several names, as in read=[{given!r}]")
+    names = tuple(names)
+    if len(names) == 1 and isinstance(names[0], list | tuple | set):
+        raise InvalidType("multi() takes the names one by one, as in multi('a', 'b')")
     modes = {check_name(name): Mode.SHARED for name in read}
     modes |= {check_name(name): Mode.EXCLUSIVE for name in (*names, *write)}
     if not 1 <= len(modes) <= MAX_NAMES:
@@ -32,7 +35,7 @@ def modes_of(names: Iterable[str], read: Iterable[str], write: Iterable[str]) ->
     return {name: modes[name] for name in sorted(modes, key=str.encode)}
 
 
-class MultiLockFactory(EnteredBlocks[G]):
+class BaseMultiLock(EnteredBlocks[G]):
     """The multi-lock of both APIs, as coroutines. It checks its arguments when it is made, before anything is locked."""
 
     def __init__(
@@ -40,14 +43,14 @@ class MultiLockFactory(EnteredBlocks[G]):
         client: Client[Any],
         make_group: Callable[[Client[Any]], G],
         modes: dict[str, Mode],
-        **options: Unpack[SharedOptions],
+        **options: Unpack[WaitOptions],
     ) -> None:
         super().__init__(client)
         self._client = client
         self._make_group = make_group
         self.names = tuple(modes)
         self._timeout = check_timeout(options.pop("timeout", None), self.names[0])
-        self._locks = [LockFactory[Any](client, name, mode, **options) for name, mode in modes.items()]
+        self._locks = [BaseLock[Any](client, name, mode, **options) for name, mode in modes.items()]
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> G:
         """Return all leases, or raise LockTimeout with the name that was not free in time."""
@@ -84,12 +87,12 @@ class MultiLockFactory(EnteredBlocks[G]):
                 if not missing and group._complete():
                     return group, ""
             except FencelockError:
-                await leftovers.discard(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
+                await leftovers.abandon_within(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
                 raise
             except BaseException:
-                await leftovers.clean_up(*group._withdraw())
+                await leftovers.abandon_shielded(*group._withdraw())
                 raise
             # A lock was not free, or a lease was lost while this waited for the next: this process was stopped.
-            await leftovers.discard(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
+            await leftovers.abandon_within(*group._withdraw(), seconds=MIN_REPLY_TIMEOUT)
             if missing:
                 return None, missing

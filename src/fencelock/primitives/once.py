@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from datetime import datetime
-from typing import Generic, Literal
+from typing import Generic, Unpack
 
 from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client, L
@@ -16,14 +16,14 @@ from fencelock.core.validation import check_seconds
 from fencelock.errors import InvalidArgument, LeaseLost
 from fencelock.primitives import runs
 from fencelock.primitives.keys import slot_key
-from fencelock.primitives.lock import LockFactory, take_last
+from fencelock.primitives.lock import BaseLock, CommonOptions, take_last
 from fencelock.primitives.runs import ClaimedRun, Outcome, Run
 
 MIN_KEEP = 60.0
 KEEP = 90 * 86400.0
 
 
-class OnceFactory(Generic[L]):
+class BaseOnce(Generic[L]):
     """`once` of both APIs, as coroutines. It checks its arguments when it is made."""
 
     def __init__(
@@ -35,10 +35,7 @@ class OnceFactory(Generic[L]):
         keep: float = KEEP,
         attempts: int = 1,
         again: bool = False,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        stall_after: float | None = None,
-        purpose: Literal["efficiency", "correctness"] = "efficiency",
+        **options: Unpack[CommonOptions],
     ) -> None:
         self.name = name
         self.slot = slot
@@ -51,9 +48,7 @@ class OnceFactory(Generic[L]):
         self._keep = seconds
         self._attempts = runs.check_attempts(attempts, name)
         self._again = again
-        self._lock = LockFactory(
-            client, self._key, ttl=ttl, timeout=0.0, max_hold=max_hold, stall_after=stall_after, purpose=purpose
-        )
+        self._lock = BaseLock(client, self._key, timeout=0.0, **options)
         self.current_task = client.runtime.current_task
         self._entered: list[tuple[Hashable, ClaimedRun[L] | None]] = []
 
@@ -87,9 +82,11 @@ class OnceFactory(Generic[L]):
             if not self._may_run(last):
                 return None
             attempt = 1 if last is None else last.attempt + 1
-            run = runs.begun(self.name, self.slot, None, attempt, lease, self.now())
+            run = runs.new_run(self.name, self.slot, None, attempt, lease, self.now())
             expect = 0 if record is None else record.version
-            written = await runs.write_once(self._client, self._records, lease, _encoded(run), self._keep, expect)
+            written = await runs.write_and_resolve(
+                self._client, self._records, lease, _encoded(run), self._keep, expect
+            )
             if written is not None:
                 return ClaimedRun(self._records, lease, run, written.version, _encoded, self._keep)
             lease.check()  # a worker that lost its lease has recorded its outcome meanwhile, or a new holder has claimed
@@ -117,7 +114,7 @@ class OnceFactory(Generic[L]):
 
     async def leave(self, error: BaseException | None) -> None:
         """End the last `with` block of this thread or task."""
-        block = take_last(self._entered, self.current_task)
+        block = take_last(self._entered, self.current_task, [])
         if block is not None:
             await block.end(error, self.now())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import ceil, inf
 from typing import Any, Literal, NamedTuple
 
@@ -58,7 +59,7 @@ def make_limit(name: str, n: object, per: object, burst: object) -> Limit:
     return Limit(name, key, _whole(n, "n", name), seconds, _whole(burst, "burst", name))
 
 
-class RateLimitFactory:
+class BaseRateLimit:
     """One limit, or several that are charged together, of both APIs, as coroutines."""
 
     def __init__(
@@ -99,7 +100,8 @@ class RateLimitFactory:
             try:
                 await runtime.sleep(reservation.wait)
             except BaseException:
-                await runtime.shield(self._refund(requests, reservation), 1.0)
+                with suppress(TimeoutError):  # without the refund, the limit is a little stricter for a moment
+                    await runtime.shield(self._refund(requests, reservation), 1.0)
                 raise
             # A process that was stopped in its sleep must not use its turn together with later ones.
             late = runtime.now() - started - reservation.wait
@@ -109,7 +111,7 @@ class RateLimitFactory:
     async def try_acquire(self, cost: int) -> bool:
         """Return whether the call may go now; if not, it is not charged."""
         requests = self._requests(cost)
-        if any(request.cost > request.tolerance + 1 for request in requests):
+        if any(request.cost > request.tolerance + 1 for request in requests):  # + 1 µs: a cost is rounded up
             raise InvalidArgument(
                 f"{self.name!r}: a call of cost {cost} is larger than the burst and never goes at once; use acquire()",
                 self.name,

@@ -124,7 +124,7 @@ def check_attempts(attempts: object, name: str) -> int:
     return attempts
 
 
-def begun(name: str, slot: str, time: datetime | None, attempt: int, lease: BaseLease, now: datetime) -> Run:
+def new_run(name: str, slot: str, time: datetime | None, attempt: int, lease: BaseLease, now: datetime) -> Run:
     """Return the run that a lease begins."""
     return Run(name, slot, time, Outcome.RUNNING, attempt, lease.owner[:OWNER_MAX], lease.token, lease.id, now)
 
@@ -145,13 +145,13 @@ def _is_own_error(error: BaseException | None, lease: BaseLease) -> bool:
     return isinstance(error, Exception | KeyboardInterrupt | SystemExit)
 
 
-async def write_once(
+async def write_and_resolve(
     client: Client[Any], records: Records, lease: BaseLease, value: bytes, ttl: float, expect: int
 ) -> Record | None:
     """Write the record of the lease's name with the lease's token; return None if another writer was faster.
 
-    The value names the claim's id, so after a write without a reply this reads the record and knows. Raise the engine's error
-    if that cannot be found out before the lease ends.
+    The value names the claim's id, so after a write without a reply this reads the record to see whether its own value is
+    there. Raise the engine's error if that cannot be found out before the lease ends.
     """
     unknown: OutcomeUnknown | None = None
     pause = FIRST_PAUSE
@@ -179,7 +179,7 @@ async def write_once(
 
 
 class ClaimedRun(Generic[L]):
-    """A run that its record has, with its lease and the open block of that: what `once` and `schedule` share."""
+    """A run that is stored in its record, with the lease that protects it; the lease's `with` block is open."""
 
     def __init__(
         self, records: Records, lease: L, run: Run, version: int, encode: Callable[[Run], bytes], ttl: float
@@ -219,6 +219,9 @@ class ClaimedRun(Generic[L]):
         failure = error
         try:
             await self.lease._client.runtime.shield(self.record(outcome, text, now), self.lease.ttl)
+        except TimeoutError:  # the engine did not answer for a whole ttl: the run will count as abandoned
+            message = f"the outcome of {self.lease.name!r} was not recorded within the ttl of its lease"
+            log("jobs", WARNING, message, lock=self.lease.name, token=self.lease.token, owner=self.lease.owner)
         except BaseException as late:  # cancelled or interrupted meanwhile
             failure = error or late
         await self.lease._exit_block(failure)
@@ -235,7 +238,7 @@ async def _record_outcome(
     pause = FIRST_PAUSE
     while True:
         try:
-            if await write_once(client, records, lease, value, ttl, expect) is None:
+            if await write_and_resolve(client, records, lease, value, ttl, expect) is None:
                 message = f"the outcome of {lease.name!r} was not recorded: a holder with a higher token has taken over"
                 log("jobs", WARNING, message, lock=lease.name, token=lease.token, owner=lease.owner)
             return

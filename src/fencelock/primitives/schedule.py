@@ -11,18 +11,18 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Generic, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, Unpack
 
 from fencelock.core.acquire import attach_name
 from fencelock.core.client import Client, L
 from fencelock.core.log import ERROR, WARNING, log
-from fencelock.core.records import FOREVER, VALUE_MAX_BYTES, Record, Records, records_of
+from fencelock.core.records import FOREVER, RECORD_MAX_BYTES, UNFENCED_TOKEN, Record, Records, records_of
 from fencelock.core.validation import check_seconds
 from fencelock.core.watch import StopSignal
 from fencelock.errors import EngineUnavailable, InvalidArgument, LeaseLost, MissingDependency
 from fencelock.primitives import runs, slots
 from fencelock.primitives.keys import record_key
-from fencelock.primitives.lock import LockFactory
+from fencelock.primitives.lock import BaseLock, CommonOptions
 from fencelock.primitives.runs import ClaimedRun, Outcome, Run, as_datetime, slot_text
 from fencelock.primitives.slots import Plan, Rules, State
 
@@ -30,17 +30,15 @@ HISTORY_MAX = 50
 """Runs that the record keeps."""
 LIST_KEY = "schedules:all"
 """The record with the names of all schedules, for `fencelock jobs`."""
-SHARED_TOKEN = 1
-"""The token of that record: it has no lock, and its writes are ordered by versions alone."""
 STOP_CHECK_SECONDS = 0.5
 RETRY_SECONDS = 1.0
 """The longest pause between two tries while the engine cannot be reached."""
 
-Begin = Callable[[L, Run], Awaitable[object]]
+Work = Callable[[L, Run], Awaitable[object]]
 """Calls the user's function with a slot."""
 
 
-class ScheduleFactory(Generic[L]):
+class BaseSchedule(Generic[L]):
     """The schedule of both APIs, as coroutines. It checks its arguments when it is made."""
 
     def __init__(
@@ -55,10 +53,7 @@ class ScheduleFactory(Generic[L]):
         within: float | None = 3600.0,
         overlap: Literal["skip", "wait"] = "skip",
         attempts: int = 1,
-        ttl: float | None = None,
-        max_hold: float | None = None,
-        stall_after: float | None = None,
-        purpose: Literal["efficiency", "correctness"] = "efficiency",
+        **options: Unpack[CommonOptions],
     ) -> None:
         self.name = name
         self._key = record_key("schedule", name)
@@ -71,9 +66,7 @@ class ScheduleFactory(Generic[L]):
         self._rules = Rules(
             catch_up, int((FOREVER if seconds is None else seconds) * 1e6), overlap, runs.check_attempts(attempts, name)
         )
-        self._lock = LockFactory(
-            client, self._key, ttl=ttl, max_hold=max_hold, stall_after=stall_after, purpose=purpose
-        )
+        self._lock = BaseLock(client, self._key, **options)
         self.clock: Callable[[], float] = time.time
         """The wall clock, which decides when a slot is due."""
         self._not_started: set[str] = set()
@@ -93,7 +86,7 @@ class ScheduleFactory(Generic[L]):
         state = await current_state(self._client, self._records, self.name)
         return [] if state is None else list(reversed(state.runs))[:limit]
 
-    async def run(self, begin: Begin[L], stop: StopSignal | None) -> None:
+    async def run(self, work: Work[L], stop: StopSignal | None) -> None:
         """Run each slot when it is due, until `stop` is set. Errors of the work are logged, an outage is retried."""
         since, settled = self.now_us(), 0
 
@@ -107,7 +100,7 @@ class ScheduleFactory(Generic[L]):
                 claimed = await self._next(since, settled, None, should_stop)
                 pause = 0.0
                 if claimed is not None:
-                    if (error := await claimed.perform(begin, self.now)) is not None:
+                    if (error := await claimed.perform(work, self.now)) is not None:
                         self._log_failure(claimed, error)
                     continue  # more may be due
                 settled = now
@@ -124,14 +117,14 @@ class ScheduleFactory(Generic[L]):
                 continue  # it is logged, and the record says how the run ended
             await self._sleep_until(runs.as_us(slots.next_slot(self._table, now)), should_stop)
 
-    async def run_due(self, begin: Begin[L], early: float) -> list[Run]:
+    async def run_due(self, work: Work[L], early: float) -> list[Run]:
         """Run what is due now and return it. Raise the first error of the work, after all other slots have run."""
         since = self.now_us()
         done: dict[str, Run] = {}
         ran: list[Run] = []
         failure: Exception | None = None
         while (claimed := await self.claim_due(early, since)) is not None:
-            error = await claimed.perform(begin, self.now)
+            error = await claimed.perform(work, self.now)
             failure = failure or error
             done[claimed.run.slot] = claimed.run
             ran.append(claimed.run)
@@ -144,7 +137,7 @@ class ScheduleFactory(Generic[L]):
         ahead = check_seconds(early, "early", self.name, zero=True)
         return await self._next(since or self.now_us(), 0, int((ahead or 0.0) * 1e6), lambda: False)
 
-    async def trigger(self, begin: Begin[L]) -> Run | None:
+    async def trigger(self, work: Work[L]) -> Run | None:
         """Run now, beside the slots. Return None if another run is in progress and `overlap` is "skip"."""
         task = self._client.runtime.current_task()
         lease = await (self._lock.try_acquire() if self._rules.overlap == "skip" else self._lock.acquire())
@@ -163,7 +156,7 @@ class ScheduleFactory(Generic[L]):
         except BaseException as error:
             await lease._exit_block(error)
             raise
-        if (failure := await claimed.perform(begin, self.now)) is not None:
+        if (failure := await claimed.perform(work, self.now)) is not None:
             raise failure
         return claimed.run
 
@@ -253,7 +246,7 @@ class ScheduleFactory(Generic[L]):
 
         value = _encoded(kept) if run is None else encoded(run)
         try:
-            written = await runs.write_once(self._client, self._records, lease, value, FOREVER, version)
+            written = await runs.write_and_resolve(self._client, self._records, lease, value, FOREVER, version)
             lease.check()  # a job must not start under a lease that ended during the write
         except BaseException:
             self._not_started.add(lease.id)
@@ -264,7 +257,7 @@ class ScheduleFactory(Generic[L]):
 
     def _begun(self, lease: L, slot: int, attempt: int = 1) -> Run:
         time = as_datetime(slot)
-        return runs.begun(self.name, slot_text(time), time, attempt, lease, self.now())
+        return runs.new_run(self.name, slot_text(time), time, attempt, lease, self.now())
 
     def _log_failure(self, claimed: ClaimedRun[L], error: Exception) -> None:
         message = f"the run of {self.name!r} for {claimed.run.slot} failed: {error}"
@@ -372,10 +365,10 @@ async def list_schedule(records: Records, name: str) -> bool:
             if name in names:
                 return True
             value = json.dumps(sorted([*names, name]), ensure_ascii=False).encode()
-            if len(value) > VALUE_MAX_BYTES:
+            if len(value) > RECORD_MAX_BYTES:
                 return False
             expect = 0 if record is None else record.version
-            if (await records.write(LIST_KEY, value, token=SHARED_TOKEN, ttl=FOREVER, expect=expect)).done:
+            if (await records.write(LIST_KEY, value, token=UNFENCED_TOKEN, ttl=FOREVER, expect=expect)).done:
                 return True
     return False
 

@@ -18,7 +18,7 @@ from fencelock.core.validation import check_ttl
 from fencelock.errors import BuildFailed, FencelockError, LockTimeout, WouldDeadlock
 from fencelock.model import Mode
 from fencelock.primitives.cached_values import Cached, CachedValues, CacheOptions
-from fencelock.primitives.lock import LockFactory
+from fencelock.primitives.lock import BaseLock
 
 T = TypeVar("T")
 
@@ -26,6 +26,10 @@ T = TypeVar("T")
 _building: ContextVar[frozenset[str]] = ContextVar("fencelock_building", default=frozenset())
 """The keys that this thread or task is building: a build that waits for one of them would wait for itself."""
 
+RETRY_SECONDS = 0.5
+"""Seconds after which a process tries again to rebuild a stale value that another process was rebuilding."""
+MAX_RETRIES = 10_000
+"""How many such values a client remembers."""
 CLOSE_CHECK_SECONDS = 0.5
 """How often a caller that waits for a flight looks whether the client was closed."""
 
@@ -62,16 +66,16 @@ class SingleFlight(Generic[T]):
             check_ttl(options.lease_ttl, client.engine.traits, key)
 
     @property
-    def _writer(self) -> LockFactory[Any]:
+    def _writer(self) -> BaseLock[Any]:
         """The builder's lock. It is made when it is needed: most calls only read a fresh value."""
-        return LockFactory(self._client, self._name, ttl=self._options.lease_ttl)
+        return BaseLock(self._client, self._name, ttl=self._options.lease_ttl)
 
     @property
-    def _reader(self) -> LockFactory[Any] | None:
+    def _reader(self) -> BaseLock[Any] | None:
         """The lock of those that wait. Without readers on this engine they queue exclusively, read and release."""
-        if not self._client.engine.traits.shared:
+        if not self._client.engine.traits.readers:
             return None
-        return LockFactory(self._client, self._name, Mode.SHARED, ttl=self._options.lease_ttl)
+        return BaseLock(self._client, self._name, Mode.SHARED, ttl=self._options.lease_ttl)
 
     async def get(self) -> T:
         """Return the value: a fresh one, or a stale one while it is rebuilt in the background, or a new one."""
@@ -104,7 +108,7 @@ class SingleFlight(Generic[T]):
             ours = current is flight
             if ours:
                 try:
-                    await client.runtime.run_detached(self._fly(flight, deadline), "fencelock-build")
+                    await client.runtime.run_shared(self._fly(flight, deadline), "fencelock-build")
                 except BaseException:  # Ctrl-C in this thread: others must not wait for a build that nobody does
                     self._end(flight, aborted=not flight.done.is_set())
                     raise
@@ -148,8 +152,10 @@ class SingleFlight(Generic[T]):
         flight.done.set()
 
     def _rebuild_in_background(self) -> bool:
-        """Start a rebuild unless this process is at it; return False if that is impossible."""
+        """Start a rebuild unless this or another process is at it; return False if that is impossible."""
         client = self._client
+        if client.runtime.now() < client.rebuild_retries.get(self._name, 0.0):
+            return True
         flight: Flight[T] = Flight(client, rebuild=False, background=True)
         with client.mutex:
             if client.flights.setdefault(self._name, flight) is not flight:
@@ -179,6 +185,11 @@ class SingleFlight(Generic[T]):
     async def _rebuild_stale(self) -> None:
         lease = await self._writer.try_acquire()
         if lease is None:
+            # Another process rebuilds it: without a pause, every read would send an attempt until that one is done.
+            retries = self._client.rebuild_retries
+            if len(retries) >= MAX_RETRIES:
+                retries.clear()
+            retries[self._name] = self._client.runtime.now() + RETRY_SECONDS
             return
         try:
             found = await self._values.read()

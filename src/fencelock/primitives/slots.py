@@ -16,7 +16,7 @@ Overlap = Literal["skip", "wait"]
 
 MIN_EVERY = 0.05
 CHANGED_GRACE = 60_000_000
-"""µs. After a change of the expression, `run_due` runs a slot that is at most this old: it was called for it."""
+"""µs. After a change of the expression, `run_due` runs a slot that is at most this old: cron called it for this slot."""
 MAX_SKIPPED = 20
 """How many slots that were skipped together get an entry in the history: the latest ones."""
 
@@ -226,6 +226,7 @@ def _early(table: Timetable, start: int, now: int, early: int) -> list[int]:
     return [
         slot
         for slot in islice(table.after(start), 1)
+        # The second condition: no slot in the past is as near as this one in the future.
         if slot - now <= early and next(table.after(2 * now - slot), slot) > now
     ]
 

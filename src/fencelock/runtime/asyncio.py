@@ -51,7 +51,7 @@ class AsyncioRuntime:
             if self._loop is not None and not self._loop.is_closed():
                 raise DifferentLoop("this client belongs to another event loop; connect again inside this one")
             self._close_pending()
-            self.after_fork()  # the tasks of a closed loop are gone, like those of a parent process
+            self._forget_loop()
             self._loop = loop
         return loop
 
@@ -125,7 +125,7 @@ class AsyncioRuntime:
             work.close()  # the loop is closed, or another one: Python would warn that nobody awaited it
             raise
 
-    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def run_shared(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run it as a task of its own."""
         self.spawn(work, name)
 
@@ -161,7 +161,7 @@ class AsyncioRuntime:
         """Run it as a task that a cancellation of the caller does not cancel."""
         return await await_uncancelled(self._keep(self._own_loop().create_task(work)), timeout)
 
-    in_background = shield
+    run_with_time_limit = shield
     """A task runs in the background anyway."""
 
     async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
@@ -185,12 +185,12 @@ class AsyncioRuntime:
         """Wait for the event: the loop reads the connections, and their `on_end` sets the event when one ends."""
         return await event.wait(timeout) if all(connection.open for connection in connections) else event.is_set()
 
-    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+    async def wait_for_io(self, descriptor: int, timeout: float, *, or_writable: bool = False) -> bool:
         """Wait with the loop's reader and writer callbacks."""
         loop = self._own_loop()
         ready: asyncio.Future[bool] = loop.create_future()
         loop.add_reader(descriptor, _ready, ready)
-        if write:
+        if or_writable:
             loop.add_writer(descriptor, _ready, ready)
         handle = loop.call_later(max(0.0, timeout), _not_ready, ready)
         try:
@@ -198,7 +198,7 @@ class AsyncioRuntime:
         finally:
             handle.cancel()
             loop.remove_reader(descriptor)
-            if write:
+            if or_writable:
                 loop.remove_writer(descriptor)
 
     async def close(self) -> None:
@@ -218,6 +218,10 @@ class AsyncioRuntime:
 
     def after_fork(self) -> None:
         """Drop the parent's loop, threads and socket."""
+        self._forget_loop()
+
+    def _forget_loop(self) -> None:
+        """Drop the loop, its tasks, threads and socket: it is a parent's, or it is closed."""
         if self._socket is not None:
             self._socket.close()
         self._loop = self._pool = self._socket = None

@@ -124,7 +124,7 @@ class BlockingRuntime:
                 raise
             raise interrupt from None
 
-    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
+    async def run_shared(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
         """Run it in this thread, which cannot be cancelled: the user's function may need the thread's own state."""
         await work
 
@@ -164,7 +164,7 @@ class BlockingRuntime:
         """Run it in this thread: a thread cannot be cancelled."""
         return await work
 
-    async def in_background(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+    async def run_with_time_limit(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run it in a new thread and wait for the result; in this thread if the system has no more threads."""
         outcome: list[T | BaseException] = []
         done = BlockingEvent()
@@ -213,10 +213,10 @@ class BlockingRuntime:
         wakeup_fd = event.fileno() if isinstance(event, WakeupFlag) else None
         return wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, wakeup_fd)
 
-    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+    async def wait_for_io(self, descriptor: int, timeout: float, *, or_writable: bool = False) -> bool:
         """Poll in this thread."""
         poll = select.poll()
-        poll.register(descriptor, select.POLLIN | select.POLLOUT if write else select.POLLIN)
+        poll.register(descriptor, select.POLLIN | select.POLLOUT if or_writable else select.POLLIN)
         with raise_if_forked():
             return bool(poll.poll(max(0.0, timeout) * 1000))
 

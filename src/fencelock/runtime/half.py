@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from fencelock.errors import InvalidType
 from fencelock.runtime.blocking import BlockingRuntime, run_sync
@@ -21,48 +21,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Half(Protocol):
+class Half:
     """What differs between the two halves."""
 
-    @property
-    def awaited(self) -> bool:
+    def __init__(self, *, awaited: bool) -> None:
+        self.awaited = awaited
         """Whether it is the asyncio half."""
-        ...
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function of a driver, or of a user, and return its result; in the asyncio half, await it."""
-        ...
+        """Call a function of a driver, or of a user, and return its result; in the asyncio half, await it.
+
+        Raise InvalidType in the blocking half if the result has to be awaited: it would do nothing.
+        """
+        result = function(*args, **kwargs)
+        return await result if self.awaited else check_not_awaitable(result)
 
     def runtime(self) -> Runtime:
         """Return a runtime, for its clock, sleep and events."""
-        ...
-
-
-class BlockingHalf:
-    """Calls drivers that block."""
-
-    awaited = False
-
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function and return its result; raise InvalidType for an awaitable, which would do nothing."""
-        return check_not_awaitable(function(*args, **kwargs))
-
-    def runtime(self) -> Runtime:
-        """Return the blocking runtime."""
-        return BlockingRuntime()
-
-
-class AsyncioHalf:
-    """Awaits drivers of asyncio."""
-
-    awaited = True
-
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function and await its result."""
-        return await function(*args, **kwargs)
-
-    def runtime(self) -> Runtime:
-        """Return the asyncio runtime."""
+        if not self.awaited:
+            return BlockingRuntime()
         from fencelock.runtime.asyncio import AsyncioRuntime  # imported only by those who use asyncio
 
         return AsyncioRuntime()
@@ -76,8 +53,8 @@ def check_not_awaitable(result: T) -> T:
     return result
 
 
-BLOCKING = BlockingHalf()
-ASYNCIO = AsyncioHalf()
+BLOCKING = Half(awaited=False)
+ASYNCIO = Half(awaited=True)
 
 
 def blocking(

@@ -6,7 +6,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from ssl import SSLWantReadError, SSLWantWriteError
 from threading import RLock
 from typing import Any, TypeVarTuple
@@ -41,7 +41,7 @@ class SocketConnection:
         "_pushes",
         "_retained",
         "_sock",
-        "_tls_mutex",
+        "_sock_mutex",
         "_users",
         "last_latency",
         "open",
@@ -55,7 +55,7 @@ class SocketConnection:
         self._sock = sock
         self.tls = hasattr(sock, "pending")
         # OpenSSL does not allow a read and a write at the same time: one thread may read while another calls `send`.
-        self._tls_mutex: Any = RLock() if self.tls else nullcontext()
+        self._sock_mutex = RLock()
         self._address = connector.address
         self._feed, self._gets, self._pack, self._pushes = parser.feed, parser.gets, connector.pack, connector.pushes
         self._on_push, self._on_end = on_push, on_end
@@ -82,7 +82,7 @@ class SocketConnection:
         data = command if isinstance(command, bytes) else self._pack(command)
         replies: list[Any] = [NO_REPLY]
         sent = boottime()
-        self._use(self._send_request, data, (sent, replies, 0), lambda: replies[0] is not NO_REPLY, sent + timeout)
+        self._use(self._exchange, data, replies, sent, sent + timeout)
         if replies[0] is NO_REPLY:
             self.check_forked()
             why = f"no answer within {timeout:g} s" if self.open else "the connection broke before the answer came"
@@ -90,9 +90,9 @@ class SocketConnection:
         return replies[0]
 
     def post(self, command: Command | bytes, replies: list[Any], place: int) -> bool:
-        """Send without waiting; `read_available` stores the reply at its place. Return whether the connection is open."""
+        """Send without waiting; `read_once` stores the reply at its place. Return whether the connection is open."""
         data = command if isinstance(command, bytes) else self._pack(command)
-        self._use(self._send_request, data, (boottime(), replies, place), None, 0.0)
+        self._use(self._post, data, (boottime(), replies, place))
         return self.open
 
     def send(self, data: bytes) -> None:
@@ -120,33 +120,34 @@ class SocketConnection:
             if not self.open:
                 self._release()
 
-    def _send_request(self, data: bytes, request: Pending, done: Callable[[], bool] | None, until: float) -> None:
-        """Send a request; with `done`, read until its reply arrives, or until that time."""
+    def _exchange(self, data: bytes, replies: list[Any], sent: float, until: float) -> None:
+        """Send a request, and read until its reply arrives, or until that time."""
+        self._post(data, (sent, replies, 0))
+        while replies[0] is NO_REPLY and self.open and self._receive_by(until):
+            pass
+
+    def _post(self, data: bytes, request: Pending) -> None:
+        """Send a request."""
         self.pending.append(request)
         self._send_all(data)
-        if done is not None:
-            self._receive_until(done, until)
 
-    def _send_all(self, data: bytes) -> None:
+    def _send_all(self, data: bytes | memoryview) -> None:
         """Send all bytes; wait while the send buffer is full."""
-        if (sent := self._send(data)) == len(data):
-            return
-        room = select.poll()
-        room.register(self._sock.fileno(), select.POLLOUT)
-        until = boottime() + SEND_SECONDS
-        while sent < len(data):
-            left = until - boottime()
-            if left <= 0 or not room.poll(left * 1000):
+        until: float | None = None
+        while True:
+            try:
+                with self._sock_mutex:
+                    sent = self._sock.send(data)
+            except (BlockingIOError, SSLWantWriteError):
+                sent = 0
+            if sent == len(data):
+                return
+            data = memoryview(data)[sent:]
+            until = until or boottime() + SEND_SECONDS
+            room = select.poll()
+            room.register(self._sock.fileno(), select.POLLOUT)
+            if not room.poll(max(0.0, until - boottime()) * 1000):
                 raise TimeoutError(f"the server has not read what it was sent for {SEND_SECONDS:g} s")
-            sent += self._send(memoryview(data)[sent:])
-
-    def _send(self, data: bytes | memoryview) -> int:
-        """Send as many bytes as fit into the send buffer; return their number."""
-        try:
-            with self._tls_mutex:
-                return int(self._sock.send(data))
-        except (BlockingIOError, SSLWantWriteError):
-            return 0
 
     def fileno(self) -> int:
         """Return the descriptor to poll; -1 once it is closed."""
@@ -156,29 +157,34 @@ class SocketConnection:
         """Return whether TLS has decrypted data that a poll of the socket does not report."""
         if not self.tls or not self.open:
             return False
-        with self._tls_mutex:
+        with self._sock_mutex:
             return bool(self._sock.pending())
 
-    def read_available(self, done: Callable[[], bool] | None = None, until: float = 0.0) -> None:
-        """Read once, or until `done()` or the time `until`; store every reply at its place."""
-        if done is None:
-            self._use(self._receive)
-        else:
-            self._use(self._receive_until, done, until)
+    def read_once(self) -> None:
+        """Read what is there; store every reply at its place."""
+        self._use(self._receive)
+
+    def read_until(self, done: Callable[[], bool], until: float) -> None:
+        """Read until `done()` or the time `until`; store every reply at its place."""
+        self._use(self._receive_until, done, until)
 
     def _receive_until(self, done: Callable[[], bool], until: float) -> None:
         """Poll and read until `done()`, the time `until`, or the end of the connection."""
-        while self.open and not done():
-            # Poll once more after the timeout: if the process was stopped meanwhile, the reply is there.
-            left = until - boottime()
-            if (self.tls and self.has_buffered()) or self._poll.poll(max(0.0, left) * 1000):
-                self._receive()
-            elif left <= 0:
-                break
+        while self.open and not done() and self._receive_by(until):
+            pass
+
+    def _receive_by(self, until: float) -> bool:
+        """Wait for data until that time, and read it. Return False if the time was over before."""
+        # Poll once more after the timeout: if the process was stopped meanwhile, the reply is there.
+        left = until - boottime()
+        if (self.tls and self.has_buffered()) or self._poll.poll(max(0.0, left) * 1000):
+            self._receive()
+            return True
+        return left > 0
 
     def _receive(self) -> None:
         try:
-            with self._tls_mutex:
+            with self._sock_mutex:
                 data = self._sock.recv(CHUNK)
         except (BlockingIOError, SSLWantReadError):
             return
@@ -208,7 +214,7 @@ class SocketConnection:
         """Read what is available, and return whether the server has not closed it. Late replies do
         not change `last_latency`."""
         last_latency = self.last_latency
-        self.read_available(lambda: False)
+        self.read_until(lambda: False, 0.0)
         self.last_latency = last_latency
         return self.open
 

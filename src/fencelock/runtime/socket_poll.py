@@ -43,7 +43,7 @@ def request_all(
                     break
             for descriptor in ready:
                 connection = connections[descriptor]
-                connection.read_available()
+                connection.read_once()
                 if not connection.pending or not connection.open:
                     poll.unregister(descriptor)
                     del connections[descriptor]
@@ -62,7 +62,7 @@ def wait_for_push(
     until = boottime() + timeout
     if len(connections) == 1 and wakeup_fd is None:
         (connection,) = connections
-        connection.read_available(event.is_set, until)
+        connection.read_until(event.is_set, until)
         connection.check_forked()
         return event.is_set()
     while not event.is_set():
@@ -86,7 +86,7 @@ def wait_for_push(
             ready = [connection for connection in connections if connection.fileno() in received]
         for connection in ready:
             if connection.open:
-                connection.read_available()
+                connection.read_once()
         if not all(connection.open for connection in connections):
             break
     for connection in connections:

@@ -10,6 +10,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from fencelock.sim.check_records import Validity, cached_values, jobs, rate_limits, schedules
 from fencelock.sim.history import Group, History, Kind, Observation, Op, Outcome, Term, Write
 
 
@@ -74,12 +75,38 @@ def check(history: History, invariants: Invariants | None = None) -> list[Violat
             by_resource[write.resource].append(write)
         for name, writes in by_resource.items():
             found += _violations("resource", name, resource(writes))
+    found += records(history, invariants)
     found += groups(history.groups, history.ops)
     found += orphans(history, invariants)
     return found
 
 
 _ACQUIRES = (Kind.ACQUIRE, Kind.TRY)
+
+
+def records(history: History, invariants: Invariants) -> Iterator[Violation]:
+    """Check jobs, rate limits and cached values."""
+    for name in sorted({run.name for run in history.job_runs} | {watch.name for watch in history.watches}):
+        runs = [run for run in history.job_runs if run.name == name]
+        writes = [write for write in history.record_writes if write.key == name]
+        yield from _violations("runs", name, jobs(runs, writes, _validity_of(history, name)))
+        if name.startswith("schedule:"):
+            watches = [watch for watch in history.watches if watch.name == name]
+            yield from _violations("slots", name, schedules(runs, writes, watches))
+    for key in sorted({reservation.key for reservation in history.reservations}):
+        charges = [charge for charge in history.charges if charge.key == key]
+        reservations = [reservation for reservation in history.reservations if reservation.key == key]
+        yield from _violations("rate", key, rate_limits(charges, reservations))
+    for key in sorted({call.key for call in history.cache_calls}):
+        builds = [build for build in history.builds if build.key == key]
+        writes = [write for write in history.record_writes if write.key == key]
+        calls = [call for call in history.cache_calls if call.key == key]
+        validity = _validity_of(history, key)
+        yield from _violations("cache", key, cached_values(builds, writes, calls, validity, invariants.ttl))
+
+
+def _validity_of(history: History, name: str) -> Validity:
+    return Validity(op for op in history.ops if op.name == name)
 
 
 def _violations(check: str, name: str, messages: Iterable[str]) -> Iterator[Violation]:

@@ -57,6 +57,10 @@ class WallClock:
             0 if self.stands else int(self._scheduler.time * self._rate * 1e6) // self.step * self.step
         )
 
+    def true(self, shown: int) -> float:
+        """Return the true time at which the clock shows this, since it was last set."""
+        return (shown - self.shift) / 1e6 / self._rate
+
     def jump(self, seconds: float) -> None:
         """Set it forward, or back."""
         self.shift += int(seconds * 1e6)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fencelock.core.engine import Engine
 from fencelock.model import Claim
-from fencelock.sim.history import Leftover
+from fencelock.sim.history import Charge, Leftover, RecordWrite
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.runtime import SimRuntime
@@ -24,6 +24,11 @@ class SimulatedEngine(Protocol):
     """Its servers that can be paused and restarted."""
     tickets: Mapping[tuple[str, int], int]
     """The place of each grant in the order of arrival, by name and token; empty if the engine is not fair."""
+
+    @property
+    def log(self) -> Sequence[RecordWrite | Charge]:
+        """The writes of records and the charges of rate limits that the engine has accepted."""
+        ...
 
     reply_timeout: float
     """Seconds for which background work may wait for a reply that never comes."""

@@ -6,10 +6,12 @@ Simulated runs and real processes write the same histories, so one checker judge
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from math import inf
+from typing import Any, ClassVar, get_args
 
 
 class Outcome(StrEnum):
@@ -114,6 +116,107 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordWrite:
+    """A write that the engine accepted: the record has `value` until it expires, or until the next write."""
+
+    record: ClassVar[str] = "record_write"
+    key: str
+    at: float
+    token: int
+    value: str
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """The work of one run of a job, from its first step to its last; `end` is when its process died, if it did."""
+
+    record: ClassVar[str] = "job_run"
+    name: str
+    slot: str
+    owner: str
+    token: int
+    attempt: int
+    attempts: int
+    """How many attempts a slot has."""
+    triggered: bool
+    start: float
+    end: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A process that ran a schedule by its own clock, in µs, from `since` to `until`, and survived."""
+
+    record: ClassVar[str] = "watch"
+    name: str
+    owner: str
+    every: int
+    since: int
+    until: int
+    waits: bool
+    """Whether slots wait for the run before them, so that they may be late without a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """The number that a rate limit has after a charge or a refund, in µs of the engine's clock, as is `at`."""
+
+    record: ClassVar[str] = "charge"
+    key: str
+    at: int
+    number: int
+    wait: float | None = None
+    """Seconds after which the call may go, if the engine's log has that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One request to a rate limit. OK: granted. FAILED: refused. UNKNOWN: no reply. Its caller goes after `wait` seconds.
+
+    `went` is when it did; None if it gave up, or had to reserve again.
+    """
+
+    record: ClassVar[str] = "reservation"
+    key: str
+    owner: str
+    n: int
+    per: float
+    burst: int
+    called: float
+    returned: float | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    wait: float = 0.0
+    went: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One build of a cached value. Its value is its number."""
+
+    record: ClassVar[str] = "build"
+    key: str
+    owner: str
+    number: int
+    start: float
+    end: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCall:
+    """One call of single flight, which returned the number of a build, or an error (None)."""
+
+    record: ClassVar[str] = "cache_call"
+    key: str
+    owner: str
+    called: float
+    returned: float
+    value: int | None
+    kept: float
+    """Seconds for which a value is fresh or stale."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leftover:
     """A claim or a wake-up on the engine, or a task in a process, that was found after its time.
 
@@ -139,8 +242,30 @@ class Note:
     what: str
 
 
-Record = Op | Group | Term | Observation | Write | Leftover | Note
-RECORDS: dict[str, type[Record]] = {kind.record: kind for kind in (Op, Group, Term, Observation, Write, Leftover, Note)}
+def readable(value: bytes | None) -> str:
+    """Return the value of a record without the ids of claims, which differ in every run."""
+    return "" if value is None else re.sub(r'"id": "\w+"', '"id": ""', value.decode())
+
+
+Record = (
+    Op
+    | Group
+    | Term
+    | Observation
+    | Write
+    | RecordWrite
+    | JobRun
+    | Watch
+    | Charge
+    | Reservation
+    | Build
+    | CacheCall
+    | Leftover
+    | Note
+)
+RECORDS: dict[str, type[Record]] = {kind.record: kind for kind in get_args(Record)}
+PLURALS = {kind: "watches" if kind == "watch" else f"{kind}s" for kind in RECORDS}
+"""The list of a history that has the records of a kind."""
 
 
 @dataclass(slots=True)
@@ -159,16 +284,23 @@ class History:
     groups: list[Group] = field(default_factory=list)
     terms: list[Term] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
+    record_writes: list[RecordWrite] = field(default_factory=list)
+    job_runs: list[JobRun] = field(default_factory=list)
+    watches: list[Watch] = field(default_factory=list)
+    charges: list[Charge] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)
+    builds: list[Build] = field(default_factory=list)
+    cache_calls: list[CacheCall] = field(default_factory=list)
     quiet: float | None = None
 
     def add(self, record: Record) -> None:
         """Append a record to the list of its kind."""
-        getattr(self, f"{record.record}s").append(record)
+        getattr(self, PLURALS[record.record]).append(record)
 
     def lines(self) -> Iterator[str]:
         """Yield one line of JSON for each record."""
-        for kind in RECORDS:
-            for record in getattr(self, f"{kind}s"):
+        for kind, plural in PLURALS.items():
+            for record in getattr(self, plural):
                 yield json.dumps({"record": kind} | asdict(record), ensure_ascii=False)
         if self.quiet is not None:
             yield json.dumps({"record": "quiet", "at": self.quiet})

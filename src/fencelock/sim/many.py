@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 
+from fencelock.sim.history import Outcome
 from fencelock.sim.run import Result, play
 from fencelock.sim.scenario import scenario_of
 
@@ -131,6 +132,7 @@ def _count(summary: Summary, result: Result, variant: str | None) -> None:
     accepted = sum(write.accepted for write in history.writes)
     summary.seeds += 1
     summary.grants += sum(op.valid_from is not None for op in history.ops)
+    summary.grants += sum(reservation.outcome is Outcome.OK for reservation in history.reservations)
     summary.accepted += accepted
     summary.refused += len(history.writes) - accepted
     summary.events += result.events

@@ -7,11 +7,14 @@ from functools import partial
 from random import Random
 from typing import ParamSpec, TypeVar, cast
 
-from fencelock.engines.memory import Entry, MemoryEngine, MemoryStore
+from fencelock.core.rates import RateRequest, Reservation
+from fencelock.core.records import Written
+from fencelock.engines.memory import MemoryEngine, MemoryStore, QueuedClaim
+from fencelock.engines.memory_records import StoredValues
 from fencelock.errors import ClientClosed
 from fencelock.model import Claim, Snapshot
 from fencelock.sim.clocks import BootClock, WallClock
-from fencelock.sim.history import Leftover
+from fencelock.sim.history import Charge, Leftover, RecordWrite, readable
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.runtime import SimRuntime
@@ -21,18 +24,54 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class LoggedValues(StoredValues):
+    """Records and rate limits that log what is written, for the checker."""
+
+    def __init__(self, clock: BootClock, mint: Callable[[], int]) -> None:
+        super().__init__(clock.now, mint)
+        self._clock = clock
+        self.log: list[RecordWrite | Charge] = []
+
+    def write(self, key: str, value: bytes | None, token: int, ttl: float, expect: int | None) -> Written:
+        """Write a record, and log it."""
+        written = super().write(key, value, token, ttl, expect)
+        if written.done:
+            at, expires = self._clock.true(self._now()), self._clock.true(self._now() + ttl)
+            self.log.append(RecordWrite(key, at, token, readable(value), expires))
+        return written
+
+    def reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
+        """Charge rate limits, and log it."""
+        before = dict(self._rates)
+        reservation = super().reserve(requests, max_wait)
+        self._log_charges(before, reservation.wait)
+        return reservation
+
+    def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
+        """Refund rate limits, and log it."""
+        before = dict(self._rates)
+        super().refund(requests, reservation)
+        self._log_charges(before)
+
+    def _log_charges(self, before: Mapping[str, int], wait: float | None = None) -> None:
+        changed = [(key, number) for key, number in self._rates.items() if before.get(key) != number]
+        self.log += [Charge(key, int(self._now() * 1e6), number, wait) for key, number in changed]
+
+
 class SimStore(MemoryStore):
     """A store that numbers claims in order of arrival, for the checker."""
 
-    def __init__(self, now: Callable[[], float], wall: Callable[[], int]) -> None:
-        super().__init__(now, wall)
+    def __init__(self, clock: BootClock, wall: Callable[[], int]) -> None:
+        super().__init__(clock.now, wall)
+        self.values: LoggedValues = LoggedValues(clock, self._mint)
+        self.values.reset(self._mutex)
         self.tickets: dict[tuple[str, int], int] = {}
         """By name and token."""
-        self._places: dict[str, tuple[Entry, int]] = {}
+        self._places: dict[str, tuple[QueuedClaim, int]] = {}
         self._read: list[tuple[float, Snapshot]] = []
         self._last = 0
 
-    def _advance(self, name: str, now: float) -> tuple[Entry | None, float | None]:
+    def _advance(self, name: str, now: float) -> tuple[QueuedClaim | None, float | None]:
         for entry in self._queues.get(name, ()):
             # A claim that expired and is enqueued again has the same id and a new ticket.
             if self._places.get(entry.id, (None, 0))[0] is not entry:
@@ -51,7 +90,7 @@ class SimStore(MemoryStore):
         self._read.append((now, self.inspect(name)))
         return rng.choice([state for _, state in self._read if state.name == name])
 
-    def _entry(self, claim: Claim) -> Entry | None:
+    def _entry(self, claim: Claim) -> QueuedClaim | None:
         return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
 
     def has(self, claim: Claim) -> bool:
@@ -92,12 +131,13 @@ class SimulatedMemory:
         self.lag = 0.0 if scenario is None else scenario.lag
         self._wall = WallClock(network.scheduler)
         self._wall.stands = scenario is not None and scenario.rewinds
-        self.store = SimStore(BootClock.random(network.scheduler).now, self._wall.us)
+        self.store = SimStore(BootClock.random(network.scheduler), self._wall.us)
         self.tickets: Mapping[tuple[str, int], int] = self.store.tickets
         self.has = self.store.has
         self.token = self.store.token
         self.leftovers = self.store.leftovers
         self.wipe = self.store.wipe
+        self.log = self.store.values.log
 
     def connect(self, runtime: SimRuntime) -> SimMemoryEngine:
         """Return a client of the store."""
@@ -129,7 +169,9 @@ class SimMemoryEngine(MemoryEngine):
     async def _call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
             raise ClientClosed("this client is closed; connect again")
-        return await self._network.request(self._process, self._server, partial(fn, *args, **kwargs))
+        # Charges run once, as on a real connection; all other requests are safe to repeat.
+        once = fn in (self._store.values.reserve, self._store.values.refund)
+        return await self._network.request(self._process, self._server, partial(fn, *args, **kwargs), once=once)
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the state of a name, perhaps an older one if members of the engine lag."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from fencelock.core.group import BaseGroup
-from fencelock.errors import EngineUnavailable, LeaseLost, LockTimeout, OutcomeUnknown, StaleToken
+from fencelock.errors import (
+    BuildFailed,
+    EngineUnavailable,
+    LeaseLost,
+    LockTimeout,
+    OutcomeUnknown,
+    RateLimited,
+    StaleToken,
+)
 from fencelock.model import Mode
-from fencelock.primitives.election import ElectionFactory
-from fencelock.primitives.lock import LockFactory
-from fencelock.primitives.multi import MultiLockFactory, modes_of
+from fencelock.primitives.election import BaseElection
+from fencelock.primitives.lock import BaseLock
+from fencelock.primitives.multi import BaseMultiLock, modes_of
 from fencelock.sim.history import Observation, Outcome, Term
 from fencelock.sim.locks import Held, SimClient, SimLease
 from fencelock.sim.recorder import PendingGroup, Recorder
@@ -85,7 +93,6 @@ class Observe:
     delay: float
 
 
-Job = Use | Campaign | Observe
 Check = Callable[[], None]
 
 
@@ -161,24 +168,29 @@ class Worker:
         self._resources = resources
         self._recorder = recorder
 
-    async def work(self, jobs: list[Job]) -> None:
+    async def work(self, jobs: Sequence[Any]) -> None:
         """Do the jobs; a cancellation ends one of them, not the worker."""
         for job in jobs:
             try:
                 await self._runtime.sleep(job.delay)
-                match job:
-                    case Use():
-                        await self._use(job)
-                    case Campaign():
-                        await self._campaign(job)
-                    case Observe():
-                        await self._observe(job)
-            except (LockTimeout, LeaseLost, StaleToken, EngineUnavailable, WorkFailed):
+                await self.perform(job)
+            except (LockTimeout, LeaseLost, StaleToken, EngineUnavailable, RateLimited, BuildFailed, WorkFailed):
                 pass  # after a loss the job writes nothing more under this lease
             except Cancelled:
                 task = self._runtime.process.current
-                assert task is not None
+                if task is None:
+                    return  # the run is over, and its coroutines are being closed
                 task.uncancel()
+
+    async def perform(self, job: Any) -> None:
+        """Do one job."""
+        match job:
+            case Use():
+                await self._use(job)
+            case Campaign():
+                await self._campaign(job)
+            case Observe():
+                await self._observe(job)
 
     # ------------------------------------------------------------------ locks
 
@@ -191,7 +203,7 @@ class Worker:
     async def _acquire(self, job: Use) -> SimLease | None:
         (name,) = job.writes + job.reads
         mode = Mode.EXCLUSIVE if job.writes else Mode.SHARED if job.limit is None else Mode.PERMIT
-        lock = LockFactory(self._client, name, mode, job.limit, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
+        lock = BaseLock(self._client, name, mode, job.limit, ttl=job.ttl, renew=job.renew, max_hold=job.max_hold)
         return await (lock.try_acquire() if job.timeout == 0.0 else lock.acquire(job.timeout))
 
     async def _use_group(self, job: Use) -> None:
@@ -209,7 +221,7 @@ class Worker:
                 record.released()
 
     async def _acquire_group(self, job: Use, record: PendingGroup) -> BaseGroup | None:
-        multi = MultiLockFactory(
+        multi = BaseMultiLock(
             self._client,
             lambda client: record.track(BaseGroup(client)),
             modes_of(job.writes, job.reads, ()),
@@ -255,7 +267,7 @@ class Worker:
     # ------------------------------------------------------------------ elections
 
     async def _campaign(self, job: Campaign) -> None:
-        election = ElectionFactory(self._client, job.name, job.value, ttl=job.ttl)
+        election = BaseElection(self._client, job.name, job.value, ttl=job.ttl)
         if job.runs:
             await election.run(partial(self._lead, job), StopAt(self._runtime, job.seconds))
         else:
@@ -278,7 +290,7 @@ class Worker:
             self._recorder.history.add(work)
 
     async def _observe(self, job: Observe) -> None:
-        election = ElectionFactory(self._client, job.name, "")
+        election = BaseElection(self._client, job.name, "")
         async for leader in election.observe(StopAt(self._runtime, job.seconds)):
             now = self._recorder.scheduler.time
             state = (None,) if leader is None else (leader.token, leader.owner, leader.value)

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from math import inf
+from typing import Any
 
 from fencelock.core.group import BaseGroup
 from fencelock.model import Claim
 from fencelock.sim.check import DEAD
 from fencelock.sim.engines import SimulatedEngine
-from fencelock.sim.history import Group, History, Kind, Leftover, Note, Op, Outcome
+from fencelock.sim.history import (
+    PLURALS,
+    Build,
+    Group,
+    History,
+    JobRun,
+    Kind,
+    Leftover,
+    Note,
+    Op,
+    Outcome,
+    Reservation,
+)
 from fencelock.sim.locks import SimLease
 from fencelock.sim.process import Process
 from fencelock.sim.scheduler import Scheduler
@@ -85,6 +100,30 @@ class PendingGroup:
         return replace(self._group, leases=leases)
 
 
+class Pending:
+    """Work that has begun: a JobRun, a Build or a Reservation."""
+
+    def __init__(self, recorder: Recorder, process: Process, record: JobRun | Build | Reservation) -> None:
+        self._recorder = recorder
+        self._process = process
+        self._record = record
+
+    def update(self, **changes: Any) -> None:
+        """Record how it went on."""
+        self._record = replace(self._record, **changes)
+
+    def ended(self) -> None:
+        """Record that it ends now."""
+        self.update(end=self._recorder.scheduler.time)
+
+    def record(self) -> JobRun | Build | Reservation:
+        """Return the record. Work that has not ended was over when its process died."""
+        if isinstance(self._record, Reservation) or self._record.end < inf:
+            return self._record
+        died = self._process.died
+        return replace(self._record, end=self._recorder.scheduler.time if died is None else died)
+
+
 class Recorder:
     """The history so far."""
 
@@ -96,6 +135,8 @@ class Recorder:
         self.history = History()
         self._ops: list[PendingOp] = []
         self._groups: list[PendingGroup] = []
+        self._begun: list[Pending] = []
+        self._builds = 0
 
     def call(self, process: Process, kind: Kind, claim: Claim, token: int | None = None) -> PendingOp:
         """Record that an operation was called."""
@@ -106,6 +147,16 @@ class Recorder:
         """Record that a multi-lock is being acquired."""
         self._groups.append(PendingGroup(self, process, names))
         return self._groups[-1]
+
+    def next_build(self) -> int:
+        """Return the number of a new build of a cached value."""
+        self._builds += 1
+        return self._builds
+
+    def begun(self, process: Process, record: JobRun | Build | Reservation) -> Pending:
+        """Record that work has begun."""
+        self._begun.append(Pending(self, process, record))
+        return self._begun[-1]
 
     def released(self, lease: SimLease, since: float | None = None) -> None:
         """Look, when the clean-up of a lease is confirmed and its last message has arrived, whether the engine has it."""
@@ -139,14 +190,10 @@ class Recorder:
 
     def finish(self) -> History:
         """Return the history, as a copy: closing the processes must not change it."""
-        so_far = self.history
-        return replace(
-            so_far,
-            ops=[pending.op() for pending in self._ops],
-            groups=[pending.group() for pending in self._groups],
-            terms=list(so_far.terms),
-            writes=list(so_far.writes),
-            leftovers=list(so_far.leftovers),
-            notes=list(so_far.notes),
-            observations=list(so_far.observations),
-        )
+        history = History()
+        for plural in PLURALS.values():
+            getattr(history, plural).extend(getattr(self.history, plural))
+        pending = [pending.op() for pending in self._ops], [pending.group() for pending in self._groups]
+        for record in chain(*pending, (work.record() for work in self._begun), self.engine.log):
+            history.add(record)
+        return history

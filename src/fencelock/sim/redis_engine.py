@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from fencelock.engines.redis.engine import RedisEngine
 from fencelock.model import Claim
 from fencelock.runtime.blocking import run_sync
 from fencelock.sim.connection import as_parsed
-from fencelock.sim.history import Leftover
+from fencelock.sim.history import Charge, Leftover, RecordWrite, readable
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.redis import Redis, Session
@@ -26,10 +27,12 @@ COARSE = 1_000_000
 
 
 class TicketingRedis(Redis):
-    """A server that numbers claims in order of arrival, for the checker."""
+    """A server that numbers claims in order of arrival and logs what it writes, for the checker."""
 
     def __init__(self, wall: Callable[[], int], run_id: str) -> None:
         self.tickets: dict[tuple[str, int], int] = {}
+        self.log: list[tuple[int, Words]] = []
+        """When SET changed a record or a rate limit, in µs of the server, and its arguments."""
         self._last = 0
         self._places: dict[bytes, int] = {}
         self._leaving: dict[bytes, int] = {}
@@ -56,6 +59,8 @@ class TicketingRedis(Redis):
         if b":lock:" in words[0]:
             id, token, *_ = words[1].split(b":", 2)
             self._granted(words[0].partition(b":lock:")[2], id, token)
+        if b":record:" in words[0] or b":rate:" in words[0]:
+            self.log.append((self._wall(), words))
         return super()._do_set(words)
 
     def _do_hset(self, words: Words) -> int:
@@ -110,6 +115,21 @@ class SimulatedRedis:
             if b":holders:" in key and id in value:
                 return int(value[id].split(b":", 2)[1])
         return None
+
+    @property
+    def log(self) -> list[RecordWrite | Charge]:
+        """The writes of records and the charges of rate limits."""
+        return [self._logged(at, *words) for at, words in self._server.log]
+
+    def _logged(self, at: int, key: bytes, value: bytes, *expiry: bytes) -> RecordWrite | Charge:
+        _, rate, limit = key.decode().partition(":rate:")
+        if rate:
+            return Charge(limit, at, int(value))
+        token, _, text = value.split(b":", 2)
+        expires = self._host.wall.true(at + 1000 * int(expiry[1]))
+        record = key.decode().partition(":record:")[2]
+        stored = readable(b64decode(text[1:]) if text else None)
+        return RecordWrite(record, self._host.wall.true(at), int(token), stored, expires)
 
     def leftovers(self, at: float) -> list[Leftover]:
         """Return the claims that `inspect` finds."""

@@ -10,7 +10,7 @@ from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.model import Claim
 from fencelock.runtime.blocking import run_sync
 from fencelock.sim.clocks import RATE_ERROR, WallClock
-from fencelock.sim.history import Leftover
+from fencelock.sim.history import Charge, Leftover, RecordWrite
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
 from fencelock.sim.redis_engine import NAMESPACE, connector, outside
@@ -29,6 +29,7 @@ class SimulatedRedlock:
 
     reply_timeout = CONNECT_TIMEOUT
     tickets: Mapping[tuple[str, int], int] = {}  # it is not fair
+    log: Sequence[RecordWrite | Charge] = ()  # it has no records
 
     def __init__(self, network: Network, scenario: Scenario) -> None:
         self._network = network

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from fencelock.errors import StaleToken
-from fencelock.fences import Fenced
+from fencelock.fences import Fenced, TokenPair
 from fencelock.fences.memory import MemoryFence
 from fencelock.sim.history import Write
 from fencelock.sim.network import Network
@@ -26,12 +26,12 @@ class Resource:
 
     async def read(self, process: Process, lease: Fenced) -> int:
         """Pass the fence, then return the value."""
-        return await self._network.request(process, self.label, partial(self.read_step, lease))
+        return await self._network.request(process, self.label, partial(self.read_step, _token_pair(lease)))
 
     async def write(self, process: Process, lease: Fenced, saw: int) -> None:
         """Replace the value that was read by a new one."""
         self._values += 1
-        question = partial(self.write_step, process.label, lease, saw, self._values)
+        question = partial(self.write_step, process.label, _token_pair(lease), saw, self._values)
         # A server that applied one write twice would lose data even with a perfect lock.
         await self._network.request(process, self.label, question, once=True)
 
@@ -52,3 +52,8 @@ class Resource:
             raise
         self._value = value
         self._log(Write(self.label, owner, lease.token, at, saw, value, accepted=True))
+
+
+def _token_pair(lease: Fenced) -> TokenPair:
+    """Return what a request carries: the server sees the token, and not the clock of the process that sent it."""
+    return TokenPair(lease.token, lease.id)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
 from fencelock.core.group import BaseGroup
 from fencelock.fences.memory import MemoryFence
@@ -17,11 +18,12 @@ from fencelock.sim.history import History, Leftover
 from fencelock.sim.locks import SimClient, SimLease
 from fencelock.sim.network import Network
 from fencelock.sim.process import Process
-from fencelock.sim.program import Job, Observe, Worker, random_campaign, random_use
+from fencelock.sim.program import Observe, Worker, random_campaign, random_use
+from fencelock.sim.record_program import Options, RecordWorker, random_record_job
 from fencelock.sim.recorder import Recorder
 from fencelock.sim.resource import Resource
 from fencelock.sim.runtime import SimRuntime
-from fencelock.sim.scenario import Scenario, scenario_of
+from fencelock.sim.scenario import RECORDED, Scenario, scenario_of
 from fencelock.sim.scheduler import Scheduler
 from fencelock.sim.task import Task
 
@@ -85,6 +87,7 @@ class Run:
         self.processes: list[Process] = []
         self.clients: list[SimClient] = []
         self._limits = self._rng.choice(((2,), (3,), (1, 2), (1, 2, 4)))
+        self._options = Options(Random(seed), scenario)
         self._working = 0
         self.ended = 0.0
         for number in range(1, scenario.processes + 1):
@@ -96,22 +99,28 @@ class Run:
         runtime = SimRuntime(process, self.network)
         client_engine = self.engine.connect(runtime)
         client = SimClient(runtime, client_engine, self.recorder, owner=label, on_lost=partial(self._lost, label))
-        worker = Worker(client, runtime, self.resources, self.recorder)
         for jobs in self._jobs(label):
-            process.spawn(worker.work(jobs), "worker", self._done)
+            process.spawn(self._worker(client, runtime).work(jobs), "worker", self._done)
             self._working += 1
         self.processes.append(process)
         self.clients.append(client)
 
-    def _jobs(self, label: str) -> list[list[Job]]:
+    def _worker(self, client: SimClient, runtime: SimRuntime) -> Worker:
+        if self.scenario.primitive in RECORDED:
+            return RecordWorker(client, runtime, self.recorder, self._options)
+        return Worker(client, runtime, self.resources, self.recorder)
+
+    def _jobs(self, label: str) -> Sequence[Sequence[Any]]:
         """Return what each task of a process does."""
         rng, scenario = self._rng, self.scenario
         if scenario.primitive == "election":
-            observers: list[list[Job]] = [
+            observers: list[list[Any]] = [
                 [Observe(scenario.names[0], f"{label}/{task}/{job}", 6.0 * rng.random(), 0.1) for job in range(2)]
                 for task in range(rng.randint(1, 2))
             ]
             return [[random_campaign(rng, scenario, label) for _ in range(scenario.jobs)], *observers]
+        if scenario.primitive in RECORDED:
+            return [[random_record_job(rng, scenario) for _ in range(scenario.jobs)] for _ in range(scenario.tasks)]
         limit = rng.choice(self._limits)  # processes may disagree, as during a deploy
         return [[random_use(rng, scenario, limit) for _ in range(scenario.jobs)] for _ in range(scenario.tasks)]
 
@@ -213,7 +222,7 @@ class Run:
 
     def finish(self) -> tuple[History, int]:
         """Run, clear all faults, look for leftovers; return the history and how many workers never ended."""
-        self.scheduler.run(HORIZON, lambda: self._working == 0 or self.scheduler.events > MAX_EVENTS)
+        self.scheduler.run(HORIZON, lambda: self._is_over() or self.scheduler.events > MAX_EVENTS)
         stuck, self.ended = self._working, self.scheduler.time
         self.network.clear_faults()
         for host in self.engine.hosts:
@@ -229,6 +238,10 @@ class Run:
         history = self.recorder.finish()
         history.quiet = quiet
         return history, stuck
+
+    def _is_over(self) -> bool:
+        """Return whether all workers have ended, and all builds that they began."""
+        return self._working == 0 and not any(client.flights for client in self.clients if not client._process.dead)
 
     def _look(self, at: float) -> None:
         """Record the claims that the engine has at a time."""

@@ -131,7 +131,7 @@ class SimRuntime:
         else:
             self._keep(self.process.spawn(work, name, self._forget))
 
-    async def run_detached(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def run_shared(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run it as a task of its own."""
         self.spawn(work, name)
 
@@ -190,7 +190,7 @@ class SimRuntime:
             raise task.error
         return task.result  # type: ignore[no-any-return]
 
-    in_background = shield
+    run_with_time_limit = shield
 
     async def connect(self, connector: Connector, on_push: PushHandler, on_end: Callable[[], None]) -> Connection:
         """Connect to a simulated server, by its label."""
@@ -213,7 +213,7 @@ class SimRuntime:
         """Wait for the event: messages arrive by themselves, and the engine sets it when a connection ends."""
         return await event.wait(timeout) if all(connection.open for connection in connections) else event.is_set()
 
-    async def readable(self, descriptor: int, timeout: float, *, write: bool = False) -> bool:
+    async def wait_for_io(self, descriptor: int, timeout: float, *, or_writable: bool = False) -> bool:
         """Refuse: simulated engines have no descriptors."""
         raise NotImplementedError("the simulated runtime has no descriptors")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Task:
     """A coroutine of a process. As in asyncio, a cancellation is an exception at the await where it is suspended."""
 
     __slots__ = (
+        "_context",
         "_coro",
         "_must_cancel",
         "_on_end",
@@ -67,6 +69,7 @@ class Task:
     ) -> None:
         self._process = process
         self._coro = coro
+        self._context = copy_context()
         self._on_end = on_end
         self._suspension: Suspension | None = None
         self._pending = False
@@ -109,9 +112,9 @@ class Task:
         try:
             if self._must_cancel:
                 self._must_cancel = False
-                suspension = self._coro.throw(Cancelled())
+                suspension = self._context.run(self._coro.throw, Cancelled())
             else:
-                suspension = self._coro.send(None)
+                suspension = self._context.run(self._coro.send, None)
         except StopIteration as stop:
             self._finish(stop.value, None)
         except BaseException as error:
@@ -135,7 +138,7 @@ class Task:
             return
         self.done = True
         try:
-            self._coro.throw(Gone()) if self._started else self._coro.close()
+            self._context.run(self._coro.throw, Gone()) if self._started else self._coro.close()
         except (Gone, StopIteration):
             pass
 

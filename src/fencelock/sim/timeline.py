@@ -37,6 +37,24 @@ def timeline(history: History) -> Iterator[str]:
     for saw in history.observations:
         leader = "no leader" if saw.token is None else f"{saw.owner} lead term {saw.token} ({saw.value})"
         lines.append((saw.at, saw.observer, f"sees {leader}"))
+    for run in history.job_runs:
+        what = f"slot {run.slot}, attempt {run.attempt} (token {run.token})"
+        lines += [(run.start, run.owner, f"begins {what}"), (run.end, run.owner, f"ends {what}")]
+    for build in history.builds:
+        lines += [(build.start, build.owner, f"begins build {build.number}")]
+        lines += [(build.end, build.owner, f"ends build {build.number}")]
+    for call in history.cache_calls:
+        result = "an error" if call.value is None else f"build {call.value}"
+        lines += [(call.called, call.owner, f"asks for {call.key!r}"), (call.returned, call.owner, f"gets {result}")]
+    for stored in history.record_writes:
+        lines += [(stored.at, "engine", f"stores {stored.value!r} under {stored.key!r} (token {stored.token})")]
+    for reservation in history.reservations:
+        ending = (
+            "never gets a reply" if reservation.returned is None else f"{reservation.outcome}, {reservation.wait:.4f} s"
+        )
+        lines += [(reservation.called, reservation.owner, f"reserves a call of {reservation.key!r}: {ending}")]
+        if reservation.went is not None:
+            lines += [(reservation.went, reservation.owner, f"calls {reservation.key!r}")]
     lines += [(note.at, note.who, note.what) for note in history.notes]
     lines += [
         (left.at, left.owner or "engine", f"still has a {left.role} {left.name}".rstrip()) for left in history.leftovers

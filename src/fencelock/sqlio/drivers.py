@@ -1,4 +1,4 @@
-"""The adapters of DB-API drivers, of asyncpg and of Django, and a table of what differs between the drivers."""
+"""The adapters of DB-API drivers, of Django and of asyncpg, and a table of what differs between the drivers."""
 
 from __future__ import annotations
 
@@ -123,12 +123,7 @@ def find_adapter(thing: Any) -> ConnectionAdapter:
 
         return sqlalchemy_adapter(thing, modules)
     if "django" in packages:
-        connection = thing if hasattr(thing, "vendor") else getattr(thing, "db", None)  # a cursor's
-        if not hasattr(connection, "vendor"):
-            raise InvalidType(
-                f"one of Django's connections is needed, not {kind_of(thing)}: give it connections['default']"
-            )
-        return DjangoAdapter(connection)
+        return _django_adapter(thing)
     if "asyncpg" in packages and hasattr(thing, "is_in_transaction"):
         return AsyncpgAdapter(thing)
     for package in packages:
@@ -140,6 +135,18 @@ def find_adapter(thing: Any) -> ConnectionAdapter:
     )
 
 
+def _django_adapter(thing: Any) -> ConnectionAdapter:
+    connection: Any = thing if hasattr(thing, "vendor") else getattr(thing, "db", None)  # a cursor's
+    if not hasattr(connection, "vendor"):
+        raise InvalidType(
+            f"one of Django's connections is needed, not {kind_of(thing)}: give it connections['default']"
+        )
+    if connection.vendor not in HOW_TO_BEGIN:
+        raise InvalidType(f"Django's {connection.vendor} is not supported: use PostgreSQL, MySQL or SQLite")
+    driver = Driver(connection.vendor, "format", lambda it: it.get_autocommit(), lambda it: it.cursor())
+    return DbapiAdapter(connection, driver, "do both inside `with transaction.atomic():`", awaited=False)
+
+
 def _dbapi_adapter(thing: Any, package: str) -> ConnectionAdapter:
     connection = thing
     if not hasattr(connection, "commit"):
@@ -148,18 +155,38 @@ def _dbapi_adapter(thing: Any, package: str) -> ConnectionAdapter:
         if connection is None or not hasattr(connection, "commit"):
             raise InvalidType(f"a connection or a cursor is needed, not {kind_of(thing)}")
     is_async_psycopg = any(kind.__name__ == "AsyncConnection" for kind in type(connection).__mro__)
-    return DbapiAdapter(connection, DRIVERS[package], awaited=package == "aiosqlite" or is_async_psycopg)
+    driver = DRIVERS[package]
+    awaited = package == "aiosqlite" or is_async_psycopg
+    return DbapiAdapter(connection, driver, HOW_TO_BEGIN[driver.dialect], awaited=awaited)
 
 
-class DbapiAdapter:
-    """A connection of a DB-API driver, or of its asyncio twin."""
+class BaseAdapter:
+    """A connection that begins a transaction with its first statement, and has `commit` and `rollback`."""
 
-    def __init__(self, connection: Any, driver: Driver, *, awaited: bool) -> None:
+    def __init__(self, connection: Any, dialect: str, how_to_begin: str, *, awaited: bool) -> None:
         self._connection = connection
-        self._driver = driver
-        self.dialect = driver.dialect
+        self.dialect = dialect
+        self.how_to_begin = how_to_begin
         self.awaited = awaited
-        self.how_to_begin = HOW_TO_BEGIN[driver.dialect]
+
+    async def begin(self) -> None:
+        """Do nothing: the first statement begins a transaction."""
+
+    async def commit(self) -> None:
+        """Commit."""
+        await resolve(self._connection.commit())
+
+    async def rollback(self) -> None:
+        """Roll back."""
+        await resolve(self._connection.rollback())
+
+
+class DbapiAdapter(BaseAdapter):
+    """A connection of a DB-API driver, of its asyncio twin, or of Django."""
+
+    def __init__(self, connection: Any, driver: Driver, how_to_begin: str, *, awaited: bool) -> None:
+        super().__init__(connection, driver.dialect, how_to_begin, awaited=awaited)
+        self._driver = driver
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NO_ARGS) -> Result:
         """Run one statement."""
@@ -175,17 +202,6 @@ class DbapiAdapter:
     async def is_autocommit(self) -> bool:
         """Return whether each statement commits by itself."""
         return bool(await resolve(self._driver.is_autocommit(self._connection)))
-
-    async def begin(self) -> None:
-        """Do nothing: the first statement begins a transaction."""
-
-    async def commit(self) -> None:
-        """Commit."""
-        await resolve(self._connection.commit())
-
-    async def rollback(self) -> None:
-        """Roll back."""
-        await resolve(self._connection.rollback())
 
 
 class AsyncpgAdapter:
@@ -221,39 +237,3 @@ class AsyncpgAdapter:
     async def rollback(self) -> None:
         """Roll back."""
         await self._connection.execute("ROLLBACK")
-
-
-class DjangoAdapter:
-    """`django.db.connection`, or one of `django.db.connections`. Its placeholder is `%s` on every database."""
-
-    awaited = False
-    how_to_begin = "do both inside `with transaction.atomic():`"
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self.dialect = str(connection.vendor)
-        if self.dialect not in HOW_TO_BEGIN:
-            raise InvalidType(f"Django's {self.dialect} is not supported: use PostgreSQL, MySQL or SQLite")
-
-    async def execute(self, sql: str, args: Mapping[str, Any] = NO_ARGS) -> Result:
-        """Run one statement."""
-        text, values = bind(sql, args, "format")
-        with self._connection.cursor() as cursor:
-            cursor.execute(text, values)
-            rows = [] if cursor.description is None else cursor.fetchall()
-            return Result([tuple(row) for row in rows], cursor.rowcount)
-
-    async def is_autocommit(self) -> bool:
-        """Return whether each statement commits by itself."""
-        return bool(self._connection.get_autocommit())
-
-    async def begin(self) -> None:
-        """Do nothing: without autocommit the first statement begins a transaction."""
-
-    async def commit(self) -> None:
-        """Commit."""
-        self._connection.commit()
-
-    async def rollback(self) -> None:
-        """Roll back."""
-        self._connection.rollback()

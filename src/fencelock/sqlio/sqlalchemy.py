@@ -7,9 +7,10 @@ from typing import Any
 
 from fencelock.errors import InvalidType
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, ConnectionAdapter, Result, bind, kind_of
-from fencelock.sqlio.drivers import DRIVERS, NO_ARGS, find_adapter, modules_of, resolve
+from fencelock.sqlio.drivers import DRIVERS, NO_ARGS, BaseAdapter, find_adapter, modules_of, resolve
 
 DIALECTS = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
+HOW_TO_BEGIN = 'take the connection of `engine.begin()`, or a session, without isolation_level="AUTOCOMMIT"'
 
 
 def sqlalchemy_adapter(thing: Any, modules: list[str]) -> ConnectionAdapter:
@@ -29,28 +30,24 @@ def sqlalchemy_adapter(thing: Any, modules: list[str]) -> ConnectionAdapter:
     return SqlalchemyAdapter(thing, dialect, bound.dialect.paramstyle, awaited=awaited)
 
 
-class SqlalchemyAdapter:
+class SqlalchemyAdapter(BaseAdapter):
     """A Connection or a Session, or their asyncio twins."""
 
-    how_to_begin = 'take the connection of `engine.begin()`, or a session, without isolation_level="AUTOCOMMIT"'
-
     def __init__(self, session: Any, dialect: str, paramstyle: str, *, awaited: bool) -> None:
-        self._session = session
+        super().__init__(session, dialect, HOW_TO_BEGIN, awaited=awaited)
         self._paramstyle = paramstyle
-        self.dialect = dialect
-        self.awaited = awaited
 
     async def execute(self, sql: str, args: Mapping[str, Any] = NO_ARGS) -> Result:
         """Run one statement."""
         text, values = bind(sql, args, self._paramstyle)
-        result = await resolve((await self._connection()).exec_driver_sql(text, values))
+        result = await resolve((await self._bound()).exec_driver_sql(text, values))
         rowcount = result.rowcount
         rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
         return Result(rows, rowcount)
 
     async def is_autocommit(self) -> bool:
         """Return whether each statement commits by itself."""
-        connection = await self._connection()
+        connection = await self._bound()
         if not connection.in_transaction():
             await resolve(connection.begin())  # as the first statement would, with the application's own event handlers
         if self.awaited:
@@ -65,21 +62,11 @@ class SqlalchemyAdapter:
                 return bool(await resolve(driver.is_autocommit(pooled.driver_connection)))
         return _detect_autocommit(connection.dialect, pooled.dbapi_connection)
 
-    async def begin(self) -> None:
-        """Do nothing: the first statement begins a transaction."""
-
-    async def commit(self) -> None:
-        """Commit."""
-        await resolve(self._session.commit())
-
-    async def rollback(self) -> None:
-        """Roll back."""
-        await resolve(self._session.rollback())
-
-    async def _connection(self) -> Any:
-        if hasattr(self._session, "exec_driver_sql"):
-            return self._session
-        return await resolve(self._session.connection())
+    async def _bound(self) -> Any:
+        """Return the Connection: itself, or that of a Session."""
+        if hasattr(self._connection, "exec_driver_sql"):
+            return self._connection
+        return await resolve(self._connection.connection())
 
 
 def _detect_autocommit(dialect: Any, adapter: Any) -> bool:

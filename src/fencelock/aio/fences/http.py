@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from fencelock.aio.fences.sql import StandaloneSqlFence
+from fencelock.aio.asgi import problem
 from fencelock.errors import StaleToken
 from fencelock.fences import TokenPair
 from fencelock.fences.http import (
@@ -14,12 +14,14 @@ from fencelock.fences.http import (
     WRITES,
     BadHeader,
     FencingTokenAuth,
+    Problem,
+    TokenGuard,
     header,
     parse,
     path_of,
     raise_for_stale,
+    refused,
 )
-from fencelock.fences.http.middleware import Problem, TokenGuard, refused
 
 __all__ = [
     "HEADER",
@@ -38,16 +40,17 @@ __all__ = [
 class FencingMiddleware:
     """ASGI middleware: 409 and a problem+json body for an old token, 428 without a token, 400 for a malformed one.
 
-    `fence` is a fence of `fencelock.aio.fences` with `enter(lease, resource)`, such as RedisFence or MemoryFence, or a
-    function that opens a connection of asyncio to a database, for a StandaloneSqlFence. The application finds the token,
-    with the resource as its name, in `scope["fencelock"]`. `fencelock.fences.http.WsgiFencingMiddleware` describes the
-    rest.
+    `fence` is a fence of `fencelock.aio.fences` with `enter(lease, resource)`, such as RedisFence, StandaloneSqlFence or
+    MemoryFence. The application finds the token, with the resource as its name, in `scope["fencelock"]`.
+    `fencelock.fences.http.WsgiFencingMiddleware` describes the rest.
 
     >>> import aiosqlite
+    >>> from fencelock.aio.fences.sql import StandaloneSqlFence
     >>> async def app(scope, receive, send): ...
     >>> def stock(scope):
     ...     return "stock" if path_of(scope) == "/stock" else None
-    >>> fenced = FencingMiddleware(app, lambda: aiosqlite.connect("fences.db"), resource=stock)
+    >>> fence = StandaloneSqlFence(lambda: aiosqlite.connect("fences.db"))
+    >>> fenced = FencingMiddleware(app, fence, resource=stock)
     """
 
     def __init__(
@@ -59,8 +62,9 @@ class FencingMiddleware:
         methods: Iterable[str] = WRITES,
         required: bool = True,
     ) -> None:
+        self._guard = TokenGuard(fence, resource, methods, required, awaited=True)
         self._app = app
-        self._guard = TokenGuard(fence, StandaloneSqlFence, resource, methods, required, awaited=True)
+        self._fence = fence
         self._resource = resource
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -70,17 +74,13 @@ class FencingMiddleware:
             return await self._app(scope, receive, send)
         name = HEADER.lower().encode()
         values = [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
-        found = self._guard.credentials(scope["method"], resource, values)
+        found = self._guard.find_token(scope["method"], resource, values)
         if isinstance(found, TokenPair):
             try:
-                await self._guard.fence.enter(found, resource)
+                await self._fence.enter(found, resource)
                 scope = {**scope, "fencelock": found}
             except StaleToken as stale:
                 found = refused(stale)
         if not isinstance(found, Problem):
             return await self._app(scope, receive, send)
-        length = str(len(found.body)).encode()
-        headers = [(b"content-type", b"application/problem+json"), (b"content-length", length)]
-        await send({"type": "http.response.start", "status": found.status, "headers": headers})
-        await send({"type": "http.response.body", "body": found.body})
-        return None
+        return await problem(found.body, found.status).send(send)

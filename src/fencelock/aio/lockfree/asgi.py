@@ -6,12 +6,12 @@ A request that is sent again with its key gets the response of the first one, an
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from fencelock.aio.asgi import App, Disconnected, Receive, Response, Scope, Send, call_app, problem, read_body
 from fencelock.aio.lockfree.idempotency import IdempotencyKey, ResultTooLarge, Run
 from fencelock.errors import FencelockError, InvalidType, KeyInProgress, KeyReused
 from fencelock.lockfree.idempotency import DAY
@@ -20,13 +20,6 @@ from fencelock.lockfree.idempotency_sql import is_stored
 from fencelock.runtime.half import ASYNCIO
 from fencelock.sqlio import adapt
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Store = Callable[[], AbstractAsyncContextManager[Any]]
-
 HEADER = b"idempotency-key"
 KEY_MAX = 255
 TRY_LATER = frozenset({408, 425, 429})
@@ -34,36 +27,8 @@ TRY_LATER = frozenset({408, 425, 429})
 DRAFT = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 
 
-class Response(NamedTuple):
-    """A complete response."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-
-    def to_json(self) -> Any:
-        """Return it as a value for JSON."""
-        headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self.headers]
-        return {"status": self.status, "headers": headers, "body": b64encode(self.body).decode()}
-
-    @classmethod
-    def from_json(cls, form: Any) -> Response:
-        """Return the response that `to_json` wrote."""
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in form["headers"]]
-        return cls(form["status"], headers, b64decode(form["body"]))
-
-    async def send(self, send: Send) -> None:
-        """Send it."""
-        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": self.body})
-
-
 class _RollBack(Exception):
     """The application responded with an error: store nothing, and roll back."""
-
-
-class _Disconnected(Exception):
-    """The client disconnected before its request was complete."""
 
 
 class IdempotencyMiddleware:
@@ -152,21 +117,10 @@ class IdempotencyMiddleware:
         sent = [value for name, value in scope["headers"] if name.lower() == HEADER]
         if not sent and not self._required:
             return await self._app(scope, receive, send)
-        responding = False
-
-        async def tracked(message: Message) -> None:
-            nonlocal responding
-            responding = True
-            await send(message)
-
         try:
-            response = await self._answer(scope, receive, tracked, sent)
-        except _Disconnected:
+            response = await self._answer(scope, receive, send, sent)
+        except Disconnected:
             return None
-        except (KeyInProgress, KeyReused) as error:
-            if responding:  # raised by what the application does after its response
-                raise
-            response = _refusal(error)
         return None if response is None else await response.send(send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, sent: list[bytes]) -> Response | None:
@@ -177,39 +131,45 @@ class IdempotencyMiddleware:
             detail = (
                 f'Send one Idempotency-Key of at most {KEY_MAX} characters, a string such as "8e03978e-40d5-43e8-bc93".'
             )
-            return problem(400, title, detail)
-        body = await _body(receive, self._body_max)
+            return _problem(400, title, detail)
+        body = await read_body(receive, self._body_max)
         if body is None:
-            return problem(413, "Content Too Large", f"A request with a key may have at most {self._body_max} bytes.")
+            return _problem(413, "Content Too Large", f"A request with a key may have at most {self._body_max} bytes.")
         request = json.dumps([scope["method"], scope["path"], scope.get("query_string", b"").decode("latin-1")])
         name = f"http:{sha256(self._caller(scope).encode()).hexdigest()[:32]}:{key}"
         payload = request.encode() + b"\n" + body
-        async with AsyncExitStack() as transaction:
-            connection = None if is_client(self._store) else await transaction.enter_async_context(self._store())
-            where = self._store if connection is None else connection
-            run = await transaction.enter_async_context(
-                IdempotencyKey(where, name, payload=payload, ttl=self._ttl, wait=False)
-            )
-            if run.replayed:
-                return _replay(run)
+        entered = False
+        try:
+            async with AsyncExitStack() as transaction:
+                connection = None if is_client(self._store) else await transaction.enter_async_context(self._store())
+                where = self._store if connection is None else connection
+                key_block = IdempotencyKey(where, name, payload=payload, ttl=self._ttl, wait=False)
+                run = await transaction.enter_async_context(key_block)
+                entered = True
+                if run.replayed:
+                    return _replay(run)
 
-            async def commit_and_respond(response: Response) -> None:
-                try:
-                    async with transaction.pop_all():
-                        if response.status >= 500 or response.status in TRY_LATER:
-                            raise _RollBack
-                        run.result = response.to_json()
-                except _RollBack:
-                    pass
-                else:
-                    if connection is not None and not self._commits:
-                        await self._check_stored(name)
-                await response.send(send)
+                async def commit_and_respond(response: Response) -> None:
+                    try:
+                        async with transaction.pop_all():
+                            if response.status >= 500 or response.status in TRY_LATER:
+                                raise _RollBack
+                            run.result = response.to_json()
+                    except _RollBack:
+                        pass
+                    else:
+                        if connection is not None and not self._commits:
+                            await self._check_stored(name)
+                    await response.send(send)
 
-            state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
-            # No extensions: a response in another form, such as the path of a file, could not be stored.
-            inner = {**scope, "state": state, "extensions": {}}
-            await _call(self._app, inner, body, commit_and_respond, send)
+                state = {**scope.get("state", {}), "idempotency": Work(run, connection)}
+                # No extensions: a response in another form, such as the path of a file, could not be stored.
+                inner = {**scope, "state": state, "extensions": {}}
+                await call_app(self._app, inner, body, commit_and_respond, send)
+        except (KeyInProgress, KeyReused) as error:
+            if entered:  # the application's own, of another key
+                raise
+            return _refusal(error)
         return None
 
     async def _check_stored(self, name: str) -> None:
@@ -236,12 +196,17 @@ class Work(NamedTuple):
     """
 
 
+def _problem(status: int, title: str, detail: str) -> Response:
+    body = json.dumps({"type": DRAFT, "title": title, "status": status, "detail": detail})
+    return problem(body.encode(), status)
+
+
 def _refusal(error: KeyInProgress | KeyReused) -> Response:
     if isinstance(error, KeyReused):
         detail = "This Idempotency-Key was used for another request. Use a new one for a new request."
-        return problem(422, "Idempotency-Key is already used", detail)
+        return _problem(422, "Idempotency-Key is already used", detail)
     detail = "A request with the same Idempotency-Key is in progress. Send it again in a while."
-    response = problem(409, "A request is outstanding for this Idempotency-Key", detail)
+    response = _problem(409, "A request is outstanding for this Idempotency-Key", detail)
     response.headers.append((b"retry-after", b"1"))
     return response
 
@@ -255,16 +220,9 @@ def _replay(run: Run) -> Response:
             "This request was executed before. Its response was too large to be stored. Do not send the request again "
             "under a new key: read what it has changed."
         )
-        return problem(410, "The response was not stored", detail)
+        return _problem(410, "The response was not stored", detail)
     response.headers.append((b"idempotent-replayed", b"true"))
     return response
-
-
-def problem(status: int, title: str, detail: str) -> Response:
-    """Return a response that describes a problem, as RFC 9457 defines it."""
-    body = json.dumps({"type": DRAFT, "title": title, "status": status, "detail": detail}).encode()
-    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
-    return Response(status, [*headers, (b"cache-control", b"no-store")], body)
 
 
 def _key_of(sent: list[bytes]) -> str | None:
@@ -285,59 +243,3 @@ def _key_of(sent: list[bytes]) -> str | None:
     elif not all(character.isalnum() or character in "!#$%&'*+-.^_`|~:/=" for character in text):
         return None
     return text if text.isprintable() and 1 <= len(text) <= KEY_MAX else None
-
-
-async def _body(receive: Receive, max_bytes: int) -> bytes | None:
-    parts: list[bytes] = []
-    left = max_bytes
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _Disconnected
-        parts.append(message.get("body", b""))
-        left -= len(parts[-1])
-        if left < 0:
-            return None
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _call(
-    app: App, scope: Scope, body: bytes, respond: Callable[[Response], Awaitable[None]], send: Send
-) -> None:
-    """Run the application on a request that was read already. When its response is complete, pass it to `respond`.
-
-    The application's last `send` returns when `respond` does, as with a server: what follows runs after the response.
-    """
-    start: Message | None = None
-    parts: list[bytes] = []
-    given = complete = False
-    responded = ASYNCIO.runtime().event()
-
-    async def receive_stored() -> Message:
-        nonlocal given
-        if given:
-            # Report the disconnect only after the commit: an application that streams would stop in the middle of its
-            # response, which could not be stored then.
-            await responded.wait(None)
-            return {"type": "http.disconnect"}
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def take(message: Message) -> None:
-        nonlocal start, complete
-        if complete:
-            await send(message)  # the application's error page after a failed commit
-        elif message["type"] == "http.response.start":
-            start = message
-        elif message["type"] == "http.response.body":
-            parts.append(message.get("body", b""))
-            if start is not None and not message.get("more_body", False):
-                complete = True
-                headers = [(bytes(name), bytes(value)) for name, value in start.get("headers", [])]
-                await respond(Response(start["status"], headers, b"".join(parts)))
-                responded.set()
-
-    await app(scope, receive_stored, take)
-    if not complete:
-        raise FencelockError("the application ended before its response was complete: nothing of it is stored")

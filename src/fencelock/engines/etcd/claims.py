@@ -37,6 +37,10 @@ class OwnClaim:
         self.in_flight = False
         """Whether an attempt has no reply: it may still arrive, until the claim is abandoned."""
         self.held = False
+        self.blocked_by: tuple[bytes, ...] = ()
+        """While it waits: the keys of the claims ahead that block it."""
+        self.read_at = 0
+        """The revision at which `blocked_by` was read."""
         self.waited = False
         self.grant_time = 0
         """The wall clock, in µs, of a grant after a wait, until a renewal has written it; else 0."""
@@ -77,6 +81,8 @@ class OwnClaims:
     def remove(self, own: OwnClaim, *, reuse: bool) -> None:
         """Forget a claim. Its slot is used again if etcd has confirmed that the key is gone (`reuse`)."""
         self.end_hold(own)
+        if own.session is not None:
+            own.session.remove(own.id)
         if self._claims.pop(own.id, None) is own and reuse and not own.in_flight:
             self._free.append(own.slot)
 

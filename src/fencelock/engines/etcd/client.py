@@ -103,13 +103,14 @@ class EtcdClient:
         now = self._runtime.now
         until = now() + timeout
         failures, may_have_run, logins = 0, False, 0
+        failure: FencelockError | None = None
         while True:
             connection = self._get_idle() or await self._get_new(may_have_run, until - now())
             sent, auth_token = now(), self._auth_token
             try:
                 return await work(connection, max(0.001, until - sent))
             except OutcomeUnknown as error:
-                failure: FencelockError = error
+                failure = failure or error  # what a member has said explains more than the silence after it
                 may_have_run = True
                 self.report_silence(connection, sent)
             except RpcError as error:

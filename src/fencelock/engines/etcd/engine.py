@@ -1,20 +1,33 @@
-"""etcd: a claim is a key under its session's lease, the queue is the order of creation, and waiters watch keys."""
+"""etcd: a claim is a key under its session's lease, the queue is the order of creation, and waiters watch keys.
+
+The words of this package, and where each thing is:
+
+    session      an etcd lease that all claims of about the same ttl share; one keep-alive extends it (session.py)
+    claim        a key below its name's prefix, attached to the session; the oldest key holds the name (keyspace.py)
+    own claim    a claim of this client and what the client knows of it; its key ends with a slot number (claims.py)
+    in flight    an attempt has no reply: it may have created the claim's key, or may still do so
+    abandoned    a key that marks a claim whose attempt is in flight, so that the attempt creates nothing later (removal.py)
+    token base   what is added to a key's create revision to make a token that follows the clock (token_base.py)
+    watch        etcd reports the deletion of a key: a waiter watches the claims ahead of it (lock.py), and the client
+                 watches the claims that it holds (loss_watch.py)
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
+from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.rates import RecordRates
 from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
-from fencelock.engines.etcd.client import EtcdClient, timeout_for
+from fencelock.engines.etcd.client import EtcdClient
 from fencelock.engines.etcd.inspect import Inspection
-from fencelock.engines.etcd.keyspace import Keyspace
+from fencelock.engines.etcd.keyspace import ClaimData, Keyspace
 from fencelock.engines.etcd.lock import Acquisition
 from fencelock.engines.etcd.loss_watch import LossWatcher
 from fencelock.engines.etcd.messages import TXN, do_put, do_txn, is_modified_at, read_txn, txn
 from fencelock.engines.etcd.records import EtcdRecords
-from fencelock.engines.etcd.removal import BATCH, Parts, Removal
+from fencelock.engines.etcd.removal import BATCH, Removal
 from fencelock.engines.etcd.session import EtcdSession, Sessions
 from fencelock.engines.etcd.token_base import TokenBase
 from fencelock.errors import EngineUnavailable
@@ -45,12 +58,11 @@ class EtcdEngine:
         self._client = client = EtcdClient(runtime, url, self._history_changed)
         keyspace = Keyspace(url.prefix, namespace)
         self._token_base = TokenBase(client, keyspace)
-        self._loss_watcher = LossWatcher(runtime, client, keyspace.about, self._deleted)
-        self._claims = claims = OwnClaims(keyspace, self._loss_watcher, self._gone)
+        self._loss_watcher = LossWatcher(runtime, client, keyspace.about, lambda id: self._claims.deleted(id))
+        self._claims = claims = OwnClaims(keyspace, self._loss_watcher, lambda id: self.on_gone(id))
         self._sessions = sessions = Sessions(runtime, client, keyspace.about, claims.session_ended)
-        parts = Parts(runtime, client, keyspace, claims, sessions)
-        self._removal = Removal(parts)
-        self._acquisition = Acquisition(parts, self._token_base, self._removal)
+        self._removal = removal = Removal(runtime, client, keyspace, claims, sessions)
+        self._acquisition = Acquisition(runtime, client, keyspace, claims, sessions, self._token_base, removal)
         self._inspection = Inspection(client, keyspace)
         self.records = EtcdRecords(client, keyspace, self._token_base)
         self.rates = RecordRates(self.records, self.records.clock)
@@ -106,26 +118,27 @@ class EtcdEngine:
     async def _write_grant_times(self, owns: Sequence[OwnClaim]) -> None:
         """Write when a claim was granted that had to wait, once: `inspect` shows for how long it is held.
 
-        The put compares the mod revision: it must not overwrite a downgrade.
+        The put compares the mod revision: it must not overwrite a downgrade. What is left over, or has no reply, is written
+        after the next renewal.
         """
-        due = [own for own in owns if own.grant_time and own.data is not None and own.session is not None]
-        for start in range(0, len(due), BATCH):
-            steps = []
-            for own in due[start : start + BATCH]:
-                assert own.data is not None
-                assert own.session is not None
+        steps: list[bytes] = []
+        written: list[tuple[OwnClaim, ClaimData]] = []
+        for own in owns:
+            if own.grant_time and own.data is not None and own.session is not None and len(steps) < BATCH:
                 data = own.data._replace(granted=own.grant_time)
                 put = do_put(own.key, data.encode(), own.session.handle)
                 steps.append(do_txn(txn([is_modified_at(own.key, own.revision)], [put])))
-            try:
-                ttl = min(own.session.ttl for own in due if own.session is not None)
-                reply = read_txn(await self._client.request(TXN, txn([], steps), timeout_for(ttl)))
-            except EngineUnavailable:
-                return  # the next renewal tries again
-            for own, step in zip(due[start : start + BATCH], reply.steps, strict=True):
-                if own.data is not None and own.grant_time and _succeeded(step):
-                    own.data = own.data._replace(granted=own.grant_time)
-                own.grant_time = 0
+                written.append((own, data))
+        if not steps:
+            return
+        try:
+            reply = read_txn(await self._client.request(TXN, txn([], steps), MIN_REPLY_TIMEOUT))
+        except EngineUnavailable:
+            return
+        for (own, data), step in zip(written, reply.steps, strict=True):
+            if own.grant_time and _succeeded(step):
+                own.data = data
+            own.grant_time = 0
 
     async def release(self, grant: Grant) -> bool:
         """Delete the claim's key, which wakes the next waiter. Return False if this grant no longer held the lock."""
@@ -135,12 +148,6 @@ class EtcdEngine:
     async def downgrade(self, grant: Grant) -> Grant:
         """Turn an exclusive grant into a shared one, in place."""
         return await self._acquisition.downgrade(grant)
-
-    def _deleted(self, id: str) -> None:
-        self._claims.deleted(id)
-
-    def _gone(self, id: str) -> None:
-        self.on_gone(id)  # looked up late: the client replaces it
 
     def _history_changed(self, revision: int) -> None:
         """Report all claims as gone: etcd has gone back in time, or is another cluster."""

@@ -229,7 +229,7 @@ class EtcdConnection:
         if not self.usable:
             call.close(ErrorCodes.REFUSED_STREAM)
             return call
-        with _Closing(self.raw):
+        with _CloseOnError(self.raw):
             self._queued.append(call)
             self._start_queued()
             self._flush()
@@ -238,7 +238,7 @@ class EtcdConnection:
     def send(self, call: Call, message: bytes) -> None:
         """Send another message of a call."""
         if not call.closed:
-            with _Closing(self.raw):
+            with _CloseOnError(self.raw):
                 call.unsent += frame(message)
                 self._send_unsent(call)
                 self._flush()
@@ -251,7 +251,7 @@ class EtcdConnection:
         if not call.stream:
             self._queued.remove(call)
         elif self._calls.pop(call.stream, None) is not None and self.raw.open:
-            with _Closing(self.raw):
+            with _CloseOnError(self.raw):
                 self._h2.reset_stream(call.stream, ErrorCodes.CANCEL)
                 self._start_queued()
                 self._flush()
@@ -344,7 +344,7 @@ class EtcdConnection:
         self.watches.close()
 
 
-class _Closing:
+class _CloseOnError:
     """Closes a connection if an error or Ctrl-C comes while h2 changes its state: the two would no longer agree."""
 
     __slots__ = ("_raw",)

@@ -9,9 +9,10 @@ from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.keyspace import Keyspace, queue_of, read_namespace
+from fencelock.engines.etcd.removal import BATCH
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import OutcomeUnknown
-from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit, held_for
+from fencelock.model import Holder, Snapshot, Waiter, blockers, held_for
 
 if TYPE_CHECKING:
     from fencelock.engines.etcd.client import EtcdClient
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 PAGE = 1000
 """Keys that one request reads."""
-MAX_FORCED = 60
-"""Holders that one transaction removes: etcd allows 128 steps."""
 
 
 class Inspection:
@@ -41,7 +40,7 @@ class Inspection:
         holders, waiters = [], []
         for entry in queue:
             data, seconds = entry.data, left[entry.lease]
-            if isinstance(admit(queue, entry), Admitted):
+            if not blockers(queue, entry):
                 held = held_for(data.granted or data.created, now)
                 holders.append(Holder(data.owner, entry.token, seconds, data.mode, data.limit, held, data.value))
             else:
@@ -88,7 +87,7 @@ class Inspection:
             request = m.get_prefix(self._keyspace.queue(name))
             _, found = m.read_range(await self._client.request(m.RANGE, request))
             queue = queue_of(found.pairs)
-            holders = [entry for entry in queue if isinstance(admit(queue, entry), Admitted)][:MAX_FORCED]
+            holders = [entry for entry in queue if not blockers(queue, entry)][:BATCH]
             if not holders:
                 return 0
             body = m.txn(

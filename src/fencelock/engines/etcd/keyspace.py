@@ -2,7 +2,7 @@
 
     <prefix>/<namespace>/about                  layout version, token base and origin of record versions
     <prefix>/<namespace>/claims/<name>/<key>    a claim, attached to its session's lease: `ClaimData` as JSON
-    <prefix>/<namespace>/tombs/<claim id>       a claim that was abandoned while an attempt of it was in flight
+    <prefix>/<namespace>/abandoned/<claim id>   marks a claim that was abandoned while an attempt of it was in flight
     <prefix>/<namespace>/records/<key>          a record, attached to a lease of its own: its token and value
 
 Names are percent-encoded, so a slash ends them. The last part of a claim's key is the client's number and a slot number: see
@@ -30,7 +30,7 @@ class Keyspace:
         root = f"{prefix}/{quote(namespace, safe='')}"
         self.about = f"{root}/about".encode()
         self.claims = f"{root}/claims/".encode()
-        self._tombs = f"{root}/tombs/".encode()
+        self._abandoned = f"{root}/abandoned/".encode()
         self._records = f"{root}/records/".encode()
 
     def queue(self, name: str) -> bytes:
@@ -45,9 +45,9 @@ class Keyspace:
         """Return the name to which a claim's key belongs."""
         return unquote(key.removeprefix(self.claims).rpartition(b"/")[0].decode(errors="replace"))
 
-    def tomb(self, id: str) -> bytes:
-        """Return the key that keeps late attempts of an abandoned claim from creating its key."""
-        return self._tombs + id.encode()
+    def abandoned(self, id: str) -> bytes:
+        """Return the key that marks a claim as abandoned: attempts of it that arrive later create nothing."""
+        return self._abandoned + id.encode()
 
     def record(self, key: str) -> bytes:
         """Return the key of a record."""
@@ -122,8 +122,8 @@ def read_claim(value: bytes) -> ClaimData:
         return UNREAD
 
 
-class QueueEntry(NamedTuple):
-    """A claim in the queue of a name, for `admit`; its key stands for its id."""
+class QueuedKey(NamedTuple):
+    """A claim in the queue of a name, for `blockers`; its key stands for its id."""
 
     id: str
     data: ClaimData
@@ -151,10 +151,10 @@ class QueueEntry(NamedTuple):
         return self.data.base + self.created
 
 
-def queue_of(pairs: list[KeyValue]) -> list[QueueEntry]:
+def queue_of(pairs: list[KeyValue]) -> list[QueuedKey]:
     """Return the claims on a name, oldest first; without a value, a claim counts as exclusive."""
     entries = [
-        QueueEntry(id_of(pair.key), read_claim(pair.value) if pair.value else UNREAD, pair.created, pair.lease)
+        QueuedKey(id_of(pair.key), read_claim(pair.value) if pair.value else UNREAD, pair.created, pair.lease)
         for pair in pairs
     ]
     return sorted(entries, key=lambda entry: entry.created)

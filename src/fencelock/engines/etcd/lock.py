@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fencelock.core.clock import Deadline, wall_us
-from fencelock.core.engine import MIN_REPLY_TIMEOUT
+from fencelock.core.engine import MIN_REPLY_TIMEOUT, not_held
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.client import timeout_for
-from fencelock.engines.etcd.keyspace import ClaimData, QueueEntry, id_of, key_of, queue_of, read_claim
+from fencelock.engines.etcd.keyspace import ClaimData, QueuedKey, id_of, key_of, queue_of, read_claim
 from fencelock.engines.etcd.removal import delete_if_created_at
 from fencelock.engines.etcd.rpc_errors import RpcError
-from fencelock.errors import EngineUnavailable, NotHeld, OutcomeUnknown
-from fencelock.model import Admitted, Blocked, Claim, Grant, Mode, Waiting, admit
+from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.model import Claim, Grant, Mode, Waiting, blockers
 
 if TYPE_CHECKING:
-    from fencelock.core.runtime import Event
-    from fencelock.engines.etcd.claims import OwnClaim
+    from fencelock.core.runtime import Event, Runtime
+    from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
+    from fencelock.engines.etcd.client import EtcdClient
     from fencelock.engines.etcd.grpc import EtcdConnection
-    from fencelock.engines.etcd.keyspace import Namespace
-    from fencelock.engines.etcd.removal import Parts, Removal
-    from fencelock.engines.etcd.session import EtcdSession
+    from fencelock.engines.etcd.keyspace import Keyspace, Namespace
+    from fencelock.engines.etcd.removal import Removal
+    from fencelock.engines.etcd.session import EtcdSession, Sessions
     from fencelock.engines.etcd.token_base import TokenBase
     from fencelock.engines.etcd.watch import Watch
 
@@ -31,19 +32,24 @@ REFUSED_PAUSE = 0.2
 """Seconds before the next attempt when etcd breaks a watch: it would break the next one too."""
 
 
-class QueuedClaim(NamedTuple):
-    """A claim that waits: what blocks it, and the revision at which that was read."""
-
-    own: OwnClaim
-    blocked: Blocked
-    seen: int
-
-
 class Acquisition:
     """Acquires locks for this client, and waits for them."""
 
-    def __init__(self, parts: Parts, token_base: TokenBase, removal: Removal) -> None:
-        self._runtime, self._client, self._keyspace, self._claims, self._sessions = parts
+    def __init__(
+        self,
+        runtime: Runtime,
+        client: EtcdClient,
+        keyspace: Keyspace,
+        claims: OwnClaims,
+        sessions: Sessions,
+        token_base: TokenBase,
+        removal: Removal,
+    ) -> None:
+        self._runtime = runtime
+        self._client = client
+        self._keyspace = keyspace
+        self._claims = claims
+        self._sessions = sessions
         self._token_base = token_base
         self._removal = removal
 
@@ -79,7 +85,6 @@ class Acquisition:
             session.attach(own.id, now, session.ttl)
             outcome = await self._look(claim, own, left(), enqueue)
             if outcome is None:
-                self._sessions.detach(own.id)
                 self._claims.remove(own, reuse=False)  # etcd does not have it any more: start again
             return outcome
         # What an attempt without a reply may still create belongs to its session: use the same one again.
@@ -103,7 +108,7 @@ class Acquisition:
         about = self._keyspace.about
         compares = [
             m.is_absent(own.key),
-            m.is_absent(self._keyspace.tomb(own.id)),
+            m.is_absent(self._keyspace.abandoned(own.id)),
             m.is_modified_at(about, namespace.revision),
         ]
         if not enqueue and not claim.shared:
@@ -128,7 +133,7 @@ class Acquisition:
             if isinstance(error, EngineUnavailable):
                 raise
             if error.lease_not_found:
-                self._sessions.ended(session)
+                self._sessions.report_gone(session)
                 return None
             raise error.translate(self._client.address) from error
         own.in_flight = was_in_flight or sent > 1
@@ -147,7 +152,6 @@ class Acquisition:
         if own.in_flight:
             await self._removal.abandon(claim)
         else:
-            session.remove(own.id)
             self._claims.remove(own, reuse=not existing)
         return None if existing else Waiting(claim, session.since)
 
@@ -188,14 +192,14 @@ class Acquisition:
         now = self._runtime.now()
         if session is None or data is None or not session.alive(now):
             return None
-        me = QueueEntry(id_of(own.key), data, own.revision, session.handle)
+        me = QueuedKey(id_of(own.key), data, own.revision, session.handle)
         queue = queue_of(pairs)
         if not any((entry.id, entry.created, entry.lease) == (me.id, me.created, me.lease) for entry in queue):
             return None
-        result = admit([*(entry for entry in queue if entry.created < me.created), me], me)
+        blocked_by = blockers([*(entry for entry in queue if entry.created < me.created), me], me)
         claim = claim._replace(ttl=session.ttl)
         session.attach(own.id, now, session.ttl)
-        if isinstance(result, Admitted):
+        if not blocked_by:
             if not self._claims.hold(own):
                 return None
             if own.waited and not data.granted:
@@ -205,41 +209,40 @@ class Acquisition:
             await self._removal.abandon(claim)
             return Waiting(claim, session.since)
         own.waited = True
-        return Waiting(claim, session.since, None, QueuedClaim(own, result, header.revision))
+        own.blocked_by, own.read_at = tuple(map(key_of, blocked_by)), header.revision
+        return Waiting(claim, session.since, None, own)
 
     # ------------------------------------------------------------------ wait
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
         """Watch the claims ahead until this claim is admitted; None when the time is over, or the place is lost."""
-        claim, queued = waiting.claim, waiting.engine_state
+        own: OwnClaim | None = waiting.engine_state
         until = self._runtime.now() + timeout
-        if not isinstance(queued, QueuedClaim):
-            await self._runtime.sleep(min(timeout, REFUSED_PAUSE))  # the claim was abandoned: its tomb is in the way
+        if own is None:  # the claim was abandoned, and cannot be created again
+            await self._runtime.sleep(min(timeout, REFUSED_PAUSE))
             return None
-        while True:
-            outcome = await self._watch(claim, queued, until)
-            if isinstance(outcome, Grant):
-                return outcome
-            if outcome is None or self._runtime.now() >= until:
-                return None
-            queued = outcome.engine_state
+        outcome: Grant | Waiting | None = waiting
+        while isinstance(outcome, Waiting) and self._runtime.now() < until:
+            outcome = await self._watch(waiting.claim, own, until)
+        return outcome if isinstance(outcome, Grant) else None
 
-    async def _watch(self, claim: Claim, queued: QueuedClaim, until: float) -> Grant | Waiting | None:
+    async def _watch(self, claim: Claim, own: OwnClaim, until: float) -> Grant | Waiting | None:
         """Watch the claims ahead until one of them changes, and read the place again; None when the time is over."""
         event = self._runtime.push_event()
         connection = await self._client.take(max(0.0, until - self._runtime.now()) + MIN_REPLY_TIMEOUT)
         watch: Watch | None = None
         try:
-            watch = self._start_watch(connection, claim, queued, event)
+            blocked_by = own.blocked_by
+            watch = self._start_watch(connection, claim, own, event)
             await self._wait_for(connection, event, until, watch, created=True)
-            if watch.created is not None and watch.created > queued.seen and not watch.changed:
+            if watch.created is not None and watch.created > own.read_at and not watch.changed:
                 # Something was written between the last read and the start of the watch.
-                outcome = await self._read_place(connection, claim, queued, until, watch.created)
-                if not isinstance(outcome, Waiting) or outcome.engine_state.blocked != queued.blocked:
+                outcome = await self._read_place(connection, claim, own, until, watch.created)
+                if not isinstance(outcome, Waiting) or own.blocked_by != blocked_by:
                     return outcome
             await self._wait_for(connection, event, until, watch)
             if watch.changed:
-                return await self._read_place(connection, claim, queued, until, watch.changed)
+                return await self._read_place(connection, claim, own, until, watch.changed)
         finally:
             if watch is not None:
                 connection.watches.cancel(watch)
@@ -248,15 +251,13 @@ class Acquisition:
             await self._runtime.sleep(max(0.0, min(until - self._runtime.now(), REFUSED_PAUSE)))
         return None
 
-    def _start_watch(self, connection: EtcdConnection, claim: Claim, queued: QueuedClaim, event: Event) -> Watch:
+    @staticmethod
+    def _start_watch(connection: EtcdConnection, claim: Claim, own: OwnClaim, event: Event) -> Watch:
         """Watch what blocks a claim. A reader or permit is also admitted when a writer ahead is downgraded: a put."""
-        by = [key_of(id) for id in queued.blocked.by]
+        by, start = own.blocked_by, connection.watches.start
         if len(by) == 1:
-            return connection.watches.start(by[0], event.set, puts=claim.shared)
-        queue = queued.own.queue
-        return connection.watches.start(
-            queue, event.set, end=m.prefix_end(queue), keys=frozenset(by), puts=claim.shared
-        )
+            return start(by[0], event.set, puts=claim.shared)
+        return start(own.queue, event.set, end=m.prefix_end(own.queue), keys=frozenset(by), puts=claim.shared)
 
     async def _wait_for(
         self, connection: EtcdConnection, event: Event, until: float, watch: Watch, *, created: bool = False
@@ -275,7 +276,7 @@ class Acquisition:
             raise
 
     async def _read_place(
-        self, connection: EtcdConnection, claim: Claim, queued: QueuedClaim, until: float, at: int
+        self, connection: EtcdConnection, claim: Claim, own: OwnClaim, until: float, at: int
     ) -> Grant | Waiting | None:
         """Read the claim's place in the queue at a revision or later; None if it is not in the queue, or without a reply.
 
@@ -285,7 +286,7 @@ class Acquisition:
         every two holders.
         """
         self._client.check_open()
-        body = m.serializable(_queue_request(claim, queued.own, queued.own.revision))
+        body = m.serializable(_queue_request(claim, own, own.revision))
         sent = self._runtime.now()
         timeout = min(timeout_for(claim.ttl), max(0.0, until - sent) + MIN_REPLY_TIMEOUT)
         try:
@@ -297,7 +298,7 @@ class Acquisition:
             return None  # the next attempt reports it, or asks another member
         if header.revision < at or header.cluster != self._client.cluster:
             return None
-        return await self._decide(claim, queued.own, found.pairs, header, enqueue=True)
+        return await self._decide(claim, own, found.pairs, header, enqueue=True)
 
     # ------------------------------------------------------------------ downgrade
 
@@ -306,7 +307,7 @@ class Acquisition:
         own: OwnClaim = grant.engine_state
         session, data = own.session, own.data
         if session is None or data is None or not self._claims.holds(own):
-            raise _not_held(grant)
+            raise not_held(grant)
         shared = data._replace(mode=Mode.SHARED, granted=data.granted or own.grant_time)
         own.data = shared  # before the request, which may run even if its reply is lost
         await self._removal.remove_expired_of(session)
@@ -318,18 +319,14 @@ class Acquisition:
             )
         except RpcError as error:
             if error.lease_not_found:
-                self._sessions.ended(session)
-                raise _not_held(grant) from error
+                self._sessions.report_gone(session)
+                raise not_held(grant) from error
             raise error.translate(self._client.address) from error
         if not reply.succeeded:
             self._claims.deleted(own.id)
-            raise _not_held(grant)
+            raise not_held(grant)
         session.extend(own.id, self._runtime.now(), session.ttl)
         return grant.downgraded(max(grant.since, session.since))
-
-
-def _not_held(grant: Grant) -> NotHeld:
-    return NotHeld(f"etcd no longer has the lock on {grant.claim.name!r}", grant.claim.name)
 
 
 def _queue_request(claim: Claim, own: OwnClaim, until: int) -> bytes:

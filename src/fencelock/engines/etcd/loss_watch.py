@@ -7,9 +7,7 @@ the watcher reads a key over it every third of the shortest ttl; without a reply
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from functools import partial
 from math import inf
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -68,7 +66,6 @@ class LossWatcher:
             event.close()
         self._mutex = RLock()
         self._held: dict[str, Held] = {}
-        self._reports: deque[Held] = deque()
         self._unneeded: list[Watch] = []
         self._sleeping = False
         """Whether the next claim must wake the watcher; otherwise it wakes up soon enough by itself."""
@@ -128,11 +125,10 @@ class LossWatcher:
                         connection = probe = None
                         self._forget_watches()
                 try:
-                    await self._handle_reports(connection)
                     if self._held:
                         if connection is None:
                             connection, probed = await self._client.take(), -inf
-                        self._start_watches(connection)
+                        await self._check_watches(connection)
                         if probe is None and self._runtime.now() >= probed + shortest / 3:
                             probed = self._runtime.now()
                             probe = connection.open(RANGE, count_key(self._probe_key), event.set)
@@ -152,7 +148,7 @@ class LossWatcher:
                     if self._closed or now >= last_held + LINGER:
                         self._event = None
                         break
-                    self._sleeping = not self._reports and all(held.watch is not None for held in self._held.values())
+                    self._sleeping = all(held.watch is not None for held in self._held.values())
                     if self._sleeping:
                         due = probed + (shortest / 3 if probe is None else timeout_for(shortest))
                         pause = min(LINGER, max(0.0, due - now)) if self._held else LINGER
@@ -175,20 +171,41 @@ class LossWatcher:
         """Watch all claims again: the connection of their watches is gone, or nobody knows which watches exist."""
         with self._mutex:
             self._unneeded.clear()
-            self._reports.clear()
             for held in self._held.values():
                 held.watch = None
 
-    def _start_watches(self, connection: EtcdConnection) -> None:
-        """Watch the claims that have been held for a moment, or whose watch broke."""
-        held_since = self._runtime.now() - WATCH_AFTER
+    async def _check_watches(self, connection: EtcdConnection) -> None:
+        """Watch the claims that have been held for a moment, report those that were deleted, and replace broken watches."""
         for held in self._all():
-            if held.watch is None and held.since <= held_since:
-                watch = connection.watches.start(held.key, partial(self._report, held), revision=held.revision + 1)
-                with self._mutex:
-                    held.watch = watch
-                    if self._held.get(held.id) is not held:  # it was released meanwhile
-                        self._unneeded.append(watch)
+            watch = held.watch
+            if watch is None:
+                if held.since <= self._runtime.now() - WATCH_AFTER:
+                    self._start_watch(connection, held)
+                continue
+            deleted = bool(watch.changed) or (watch.broken and await self._is_deleted(held, watch, connection))
+            if deleted and self._held.get(held.id) is held:  # else this client has released it meanwhile
+                self._on_deleted(held.id)
+                self.drop(held.id)
+
+    def _start_watch(self, connection: EtcdConnection, held: Held) -> None:
+        watch = connection.watches.start(held.key, self._wake, revision=held.revision + 1)
+        with self._mutex:
+            held.watch = watch
+            if self._held.get(held.id) is not held:  # it was released meanwhile
+                self._unneeded.append(watch)
+
+    async def _is_deleted(self, held: Held, watch: Watch, connection: EtcdConnection) -> bool:
+        """Return whether a claim whose watch broke is known to be deleted; otherwise it is watched again."""
+        held.watch = None
+        if watch.compacted:  # etcd no longer has the events: read the key instead
+            header, found = read_range(await self._client.request(RANGE, get_key(held.key)))
+            deleted = not found.pairs or found.pairs[0].created > held.revision
+            held.revision = max(held.revision, header.revision)
+            return deleted
+        held.since = self._runtime.now() + RETRY_PAUSE
+        if connection.usable:
+            self._client.avoid(connection)  # it would break the next watch too
+        return False
 
     def _cancel_unneeded(self, connection: EtcdConnection) -> None:
         with self._mutex:
@@ -196,30 +213,7 @@ class LossWatcher:
         for watch in unneeded:
             connection.watches.cancel(watch)
 
-    def _report(self, held: Held) -> None:
-        self._reports.append(held)
+    def _wake(self) -> None:
         event = self._event
         if event is not None:
             event.set()
-
-    async def _handle_reports(self, connection: EtcdConnection | None) -> None:
-        """Report claims that were deleted, and watch those again whose watch broke."""
-        while self._reports:
-            held = self._reports.popleft()
-            watch = held.watch
-            if watch is None or self._held.get(held.id) is not held:
-                continue
-            deleted = bool(watch.changed)
-            if watch.broken and not deleted:
-                held.watch = None
-                if watch.compacted:  # etcd no longer has the events: read the key instead
-                    header, found = read_range(await self._client.request(RANGE, get_key(held.key)))
-                    deleted = not found.pairs or found.pairs[0].created > held.revision
-                    held.revision = max(held.revision, header.revision)
-                else:
-                    held.since = self._runtime.now() + RETRY_PAUSE
-                    if connection is not None and connection.usable:
-                        self._client.avoid(connection)  # it would break the next watch too
-            if deleted:
-                self._on_deleted(held.id)
-                self.drop(held.id)

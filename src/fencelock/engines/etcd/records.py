@@ -7,7 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from fencelock.core.clock import wall_us
-from fencelock.core.records import Entry, Record, Written
+from fencelock.core.records import Record, StoredRecord, Written
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.keyspace import Keyspace, Namespace, read_namespace
 from fencelock.engines.etcd.session import new_lease_id
@@ -74,7 +74,7 @@ class EtcdRecords:
             if revision:
                 if pair is not None and entry is not None and entry.ends > LONG_LEASE:
                     await self._revoke(pair.lease)
-                return Written(True, Entry(value, token, namespace.origin + revision, float(left)).seen(0))
+                return Written(True, StoredRecord(value, token, namespace.origin + revision, float(left)).seen(0))
             if ttl > LONG_LEASE:
                 await self._revoke(lease)
         raise EngineUnavailable(f"the record {key!r} is written by too many others at the same time")
@@ -83,7 +83,7 @@ class EtcdRecords:
         with suppress(EngineUnavailable):
             await self._client.request(m.REVOKE, m.lease_request(lease))
 
-    async def _read(self, record: bytes) -> tuple[Namespace, m.KeyValue | None, Entry | None]:
+    async def _read(self, record: bytes) -> tuple[Namespace, m.KeyValue | None, StoredRecord | None]:
         """Return the namespace, the stored key, and its entry as if the time were 0 now."""
         seen = 0
         while True:
@@ -103,4 +103,4 @@ class EtcdRecords:
             seen = pair.modified  # read again: another writer may have replaced the record and revoked its lease
         token, _, content = pair.value.partition(b" ")
         value = content[1:] if content.startswith(STORED) else None
-        return namespace, pair, Entry(value, int(token), namespace.origin + pair.modified, float(left))
+        return namespace, pair, StoredRecord(value, int(token), namespace.origin + pair.modified, float(left))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
@@ -28,21 +28,17 @@ def delete_if_created_at(key: bytes, revision: int) -> bytes:
     return m.txn([m.is_created_at(key, revision)], [m.do_delete(key)])
 
 
-class Parts(NamedTuple):
-    """What acquiring and removing claims share."""
-
-    runtime: Runtime
-    client: EtcdClient
-    keyspace: Keyspace
-    claims: OwnClaims
-    sessions: Sessions
-
-
 class Removal:
     """Removes this client's claims."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._runtime, self._client, self._keyspace, self._claims, self._sessions = parts
+    def __init__(
+        self, runtime: Runtime, client: EtcdClient, keyspace: Keyspace, claims: OwnClaims, sessions: Sessions
+    ) -> None:
+        self._runtime = runtime
+        self._client = client
+        self._keyspace = keyspace
+        self._claims = claims
+        self._sessions = sessions
 
     async def release(self, own: OwnClaim, name: str) -> bool:
         """Delete a held claim's key; return False if it was gone already."""
@@ -54,7 +50,6 @@ class Removal:
         reply = m.read_txn(data)
         self._client.check_header(reply.header, seen)
         if not own.in_flight:  # else the core abandons the claim after this
-            self._sessions.detach(own.id)
             self._claims.remove(own, reuse=reply.succeeded)
         if not reply.succeeded and sent > 1:
             raise OutcomeUnknown(f"etcd at {self._client.address}: an earlier request may have released {name!r}")
@@ -67,7 +62,8 @@ class Removal:
             await self._abandon_foreign(claim)
             return
         self._claims.end_hold(own)
-        self._sessions.expire_claim(claim.id)
+        if own.session is not None:  # if the removal is interrupted, it is repeated before the next keep-alive
+            own.session.mark_expired(own.id)
         await self._remove([own], min(timeout_for(claim.ttl), MIN_REPLY_TIMEOUT))
 
     async def _abandon_foreign(self, claim: Claim) -> None:
@@ -83,12 +79,12 @@ class Removal:
         """Remove the expired claims of all sessions."""
         now = self._runtime.now()
         for session in self._sessions.all():
-            if session.expired(now):
+            if session.expired_ids(now):
                 await self.remove_expired_of(session, timeout)
 
     async def remove_expired_of(self, session: EtcdSession, timeout: float = MAX_REPLY_TIMEOUT) -> bool:
         """Remove the expired claims of a session; False if that failed, and then the session must not be kept alive."""
-        expired = session.expire(self._runtime.now())
+        expired = session.mark_expired_ids(self._runtime.now())
         owns = self._claims.expired(session, expired)
         try:
             for start in range(0, len(owns), BATCH):
@@ -100,16 +96,17 @@ class Removal:
     async def _remove(self, owns: Sequence[OwnClaim], timeout: float) -> None:
         """Delete the keys of claims of one session, by their create revision.
 
-        Of a claim with an attempt in flight that revision is not known. Its tomb keeps the attempt from creating the key
-        later; a key that exists already is deleted in a second step. Whatever arrives later has the same lease as the tomb:
-        when the tomb ends, it can create nothing.
+        Of a claim with an attempt in flight that revision is not known. The claim is marked as abandoned, which keeps the
+        attempt from creating the key later; a key that exists already is deleted in a second step. The mark has the same
+        lease as the attempt: when the mark ends, the attempt can create nothing.
         """
         in_flight = [own for own in owns if own.in_flight and own.session is not None and not own.session.ended]
         steps = []
         for own in in_flight:
             assert own.session is not None
             self._sessions.retire(own.session)
-            steps += [m.do_range(m.get_key(own.key)), m.do_put(self._keyspace.tomb(own.id), b"", own.session.handle)]
+            mark = m.do_put(self._keyspace.abandoned(own.id), b"", own.session.handle)
+            steps += [m.do_range(m.get_key(own.key)), mark]
         steps += [m.do_txn(delete_if_created_at(own.key, own.revision)) for own in owns if own.revision]
         if steps:
             try:
@@ -118,14 +115,13 @@ class Removal:
                 if not error.lease_not_found:
                     raise error.translate(self._client.address) from error
                 assert in_flight[0].session is not None
-                self._sessions.ended(in_flight[0].session)  # all of them have the same one
+                self._sessions.report_gone(in_flight[0].session)  # all of them have the same one
                 await self._remove(owns, timeout)
                 return
             found = [self._own_pair(own, reply.pairs(2 * at)) for at, own in enumerate(in_flight)]
             if rest := [m.do_txn(delete_if_created_at(pair.key, pair.created)) for pair in found if pair is not None]:
                 await self._send(rest, timeout)
         for own in owns:
-            self._sessions.detach(own.id)
             self._claims.remove(own, reuse=bool(own.revision))
 
     async def _send(self, steps: Sequence[bytes], timeout: float) -> m.TxnReply:

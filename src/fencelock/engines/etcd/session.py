@@ -132,14 +132,15 @@ class Sessions:
     def retire(self, session: EtcdSession) -> None:
         """Put no more claims on a session, as a late attempt of an abandoned claim may arrive for as long as it lives.
 
-        The claim's tomb keeps that attempt away meanwhile. The session ends when nothing else is on it, the tomb with it.
+        Meanwhile the key `abandoned/<claim id>` keeps that attempt away. It is attached to the same lease, so it lives for as
+        long as the attempt can create anything.
         """
         for seconds, other in list(self._current.items()):
             if other is session:
                 self._current.pop(seconds, None)
 
     def _end_unused(self) -> None:
-        """End the sessions for no new claims that have no claims left, or whose time is over by our clock."""
+        """End the retired sessions (they get no new claims) that are empty, or whose time is over by our clock."""
         now = self._runtime.now()
         current = list(self._current.values())
         retired = [session for session in self.all() if session not in current]
@@ -150,7 +151,7 @@ class Sessions:
         now = self._runtime.now()
         revoke = [session for session in sessions if not session.ended and (session.claims() or session.alive(now))]
         for session in sessions:
-            self.ended(session)
+            self.report_gone(session)
         if revoke:
             self._runtime.spawn(self._revoke(revoke), "fencelock-revoke")
 
@@ -158,7 +159,7 @@ class Sessions:
         """End all sessions: etcd's history has changed, and nobody knows which claims still exist."""
         self._end(self.all())
 
-    def ended(self, session: EtcdSession) -> None:
+    def report_gone(self, session: EtcdSession) -> None:
         """Report that a session, and every claim on it, is gone."""
         self._sessions.pop(session.handle, None)
         self.retire(session)
@@ -234,7 +235,7 @@ class Sessions:
     def _keep_alive_due(self, session: EtcdSession, share: float) -> bool:
         """Return whether a keep-alive is older than a share of the ttl, and no expired claim has to be removed first."""
         now = self._runtime.now()
-        return now - session.since > session.ttl * share and not session.expired(now)
+        return now - session.since > session.ttl * share and not session.expired_ids(now)
 
     def send_keep_alive(self, session: EtcdSession, connection: EtcdConnection) -> tuple[Call, Event, float]:
         """Send a keep-alive; return its call, and a time before it was sent.
@@ -268,7 +269,7 @@ class Sessions:
             if not error.lease_not_found:
                 raise
         if ttl <= 0:
-            self.ended(session)
+            self.report_gone(session)
             return Renewal.LOST
         if term > lease_term:
             return Renewal.UNKNOWN
@@ -296,16 +297,3 @@ class Sessions:
             except RpcError as error:
                 raise error.translate(self._client.address) from error
         return results
-
-    # ------------------------------------------------------------------ claims
-
-    def detach(self, id: str) -> None:
-        """Forget a claim that etcd no longer has."""
-        for session in self.all():
-            session.remove(id)
-
-    def expire_claim(self, id: str) -> None:
-        """Expire a claim now: if its removal is interrupted, it is removed before the next keep-alive."""
-        for session in self.all():
-            if session.end_of(id) is not None:
-                session.expire_claim(id)

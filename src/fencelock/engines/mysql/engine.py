@@ -28,8 +28,8 @@ TRAITS = Traits(
     guarantee=TokenGuarantee.DURABLE,
     fair=True,
     loss_pushed=False,
-    shared=False,
-    limit=False,
+    readers=False,
+    permits=False,
     session=True,
     ttl_min=1.0,
 )

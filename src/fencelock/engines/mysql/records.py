@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from fencelock.core.engine import never_repeated
-from fencelock.core.records import Entry, Record, Written
+from fencelock.core.records import Record, StoredRecord, Written
 from fencelock.engines.mysql import statements as sql
 from fencelock.engines.mysql.packets import Ok, ServerError
 from fencelock.engines.mysql.pool import MySQLPool, rows_of
@@ -44,16 +44,16 @@ class MySQLRecords:
                 self._pool.check(reply)
             if isinstance(reply, Ok) and reply.affected:
                 await self._pool.run(sql.PRUNE_RECORDS, check=False)
-                return Written(True, Entry(value, token, version, now + ttl).seen(now))
+                return Written(True, StoredRecord(value, token, version, now + ttl).seen(now))
 
     async def clock(self, _: Record | None) -> int:
         """Return the server's time in µs, for rate limits."""
         (reply,) = await self._pool.run(f"SELECT {sql.CLOCK}")
         return int(rows_of(reply)[0][0] or 0)
 
-    async def _find(self, name: str) -> tuple[Entry | None, float]:
+    async def _find(self, name: str) -> tuple[StoredRecord | None, float]:
         """Return the stored entry, expired or not, and the server's time."""
         (reply,) = await self._pool.run(sql.find_record(name))
         for now, value, token, version, ends in rows_of(reply):
-            return Entry(value, int(token or 0), int(version or 0), int(ends or 0) / 1e6), int(now or 0) / 1e6
+            return StoredRecord(value, int(token or 0), int(version or 0), int(ends or 0) / 1e6), int(now or 0) / 1e6
         return None, 0.0

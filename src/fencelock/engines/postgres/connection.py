@@ -129,7 +129,7 @@ class PostgresConnection:
                 raise _connect_error(pgconn)
             self._remember_socket()  # libpq opens another one for each address of the host
             writing = state == PollingStatus.WRITING
-            if not await self._runtime.readable(pgconn.socket, until - self._runtime.now(), write=writing):
+            if not await self._runtime.wait_for_io(pgconn.socket, until - self._runtime.now(), or_writable=writing):
                 raise TimeoutError(f"no connection within {timeout:.3g} s")
         pgconn.nonblocking = 1
         self._remember_socket()
@@ -200,12 +200,12 @@ class PostgresConnection:
         found = None
         try:
             while pgconn.flush():
-                if not await runtime.readable(pgconn.socket, until - runtime.now(), write=True):
+                if not await runtime.wait_for_io(pgconn.socket, until - runtime.now(), or_writable=True):
                     raise self._no_reply(timeout, keep)
                 pgconn.consume_input()
             while True:
                 while pgconn.is_busy():
-                    if not await runtime.readable(pgconn.socket, until - runtime.now()):
+                    if not await runtime.wait_for_io(pgconn.socket, until - runtime.now()):
                         raise self._no_reply(timeout, keep)
                     pgconn.consume_input()
                 result = pgconn.get_result()

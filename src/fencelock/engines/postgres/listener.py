@@ -120,7 +120,7 @@ class Listener:
                     await connection.request(PING, (), REPLY_TIMEOUT)
                     last_reply = self._runtime.now()
                 elif connection.open:
-                    await self._runtime.readable(connection.fileno(), CHECK_SECONDS)
+                    await self._runtime.wait_for_io(connection.fileno(), CHECK_SECONDS)
         except (OutcomeUnknown, ServerError):
             pass  # the connection is dead: the next waiter opens another one
         finally:

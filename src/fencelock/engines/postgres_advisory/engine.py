@@ -31,7 +31,7 @@ TRAITS = Traits(
     guarantee=TokenGuarantee.DURABLE,
     fair=True,
     loss_pushed=False,
-    limit=False,
+    permits=False,
     session=True,
 )
 

@@ -8,12 +8,16 @@ from fencelock.core import dedicated
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
 from fencelock.core.runtime import Runtime
+from fencelock.engines.postgres.connection import PostgresConnection
 from fencelock.engines.postgres.errors import ServerError, translate
 from fencelock.engines.postgres.pool import PostgresPool
 from fencelock.engines.postgres_advisory import statements as sql
 from fencelock.engines.postgres_advisory.session import SHORTEST_REPLY_TIMEOUT, AdvisorySession
 from fencelock.errors import FencelockError, OutcomeUnknown
 from fencelock.model import Claim, Renewal
+
+CANCEL_AGAIN_SECONDS = 0.05
+"""Seconds after which a cancel without effect is sent again."""
 
 
 class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
@@ -85,8 +89,8 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
         if not connection.open:
             return
         try:
-            if connection.pending and session.token is None and session.enqueued:
-                await self._pool.run(sql.CANCEL, (connection.pid,), SHORTEST_REPLY_TIMEOUT, deadline=deadline)
+            if session.token is None and session.enqueued:
+                await self._cancel_wait(connection, deadline)
             if connection.pending:
                 try:
                     await connection.read_reply(SHORTEST_REPLY_TIMEOUT)
@@ -99,6 +103,19 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
         except BaseException:
             self.orphan(session)
             raise
+
+    async def _cancel_wait(self, connection: PostgresConnection, deadline: Deadline) -> None:
+        """Cancel LOCK_WAIT. A cancel that the server gets before the statement itself has no effect: then send it again."""
+        until = self._runtime.now() + deadline.at_most(SHORTEST_REPLY_TIMEOUT) / 2  # the rest is for TERMINATE
+        while connection.pending:
+            await self._pool.run(sql.CANCEL, (connection.pid,), SHORTEST_REPLY_TIMEOUT, deadline=deadline)
+            try:
+                await connection.read_reply(CANCEL_AGAIN_SECONDS, keep=True)
+            except ServerError:
+                return  # cancelled; the server may have granted the lock nevertheless
+            except OutcomeUnknown:
+                if not connection.open or self._runtime.now() >= until:
+                    raise
 
     def drop(self, session: AdvisorySession) -> None:
         """Forget a session, and close its connection: the server ends the session when it notices."""

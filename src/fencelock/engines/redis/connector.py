@@ -28,9 +28,12 @@ HINTS = {
     "unknown command `HELLO`": "; fencelock needs Redis 6.2 or later",
     "HELLO must be called with the client already authenticated": "; give the password in the URL",
     "invalid username-password pair": "; check the user and the password in the URL",
+    "DB index is out of range": "; a server has the databases 0 to 15, unless its setting `databases` says otherwise",
     "No master found": "; are the Sentinels up, and is that what they call the service?",
 }
 """Advice for the errors that redis-py reports when it cannot connect."""
+OPTIONS = "db, socket_timeout, socket_connect_timeout and, with TLS, ssl_ca_certs, ssl_certfile and ssl_keyfile"
+"""The options of a URL that users need, for messages; docs/engines/redis.md has more."""
 SENTINEL_PREFIX = "sentinel_"
 """The prefix of URL options that are for the Sentinels."""
 
@@ -192,8 +195,14 @@ def from_url(url: str, timeout: float = CONNECT_TIMEOUT, shown: str | None = Non
         factories = _factory(blocking, _no_retry(True), timeout), _factory(aio, _no_retry(False), timeout)
         factories[0]()
     except (ValueError, TypeError, AttributeError, redis.RedisError) as error:
-        raise InvalidURL(f"{shown!r} is not a Redis URL: {error}") from error
+        raise InvalidURL(f"{shown!r} is not a Redis URL: {_without_option(error)}") from error
     return RedisConnector(_address(blocking.connection_kwargs), *factories)
+
+
+def _without_option(error: Exception) -> str:
+    """Return redis-py's words or, for a URL option that does not exist, a sentence with those that do."""
+    _, unknown, option = str(error).partition("unexpected keyword argument ")
+    return f"there is no option {option}; the options are redis-py's, such as {OPTIONS}" if unknown else str(error)
 
 
 def _check(url: str, shown: str) -> None:
@@ -282,7 +291,7 @@ def from_sentinel(url: str) -> RedisConnector:
         watch |= _options(f"{scheme}://placeholder", for_sentinels)
         make(redis.sentinel, True)
     except (ValueError, TypeError, redis.RedisError) as error:
-        raise InvalidURL(f"{redact(url)!r} is not a Sentinel URL: {error}") from error
+        raise InvalidURL(f"{redact(url)!r} is not a Sentinel URL: {_without_option(error)}") from error
     return RedisConnector(
         f"{service} (by Sentinel)",
         lambda: make(redis.sentinel, True),

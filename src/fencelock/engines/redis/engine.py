@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from functools import lru_cache
 from itertools import count
 from math import inf
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from fencelock.engines.redis.connector import RedisConnector
 from fencelock.engines.redis.pool import RedisPool, escape_pattern
 from fencelock.engines.redis.rates import RedisRates
 from fencelock.engines.redis.records import RedisRecords
-from fencelock.engines.redis.scripts import load, ttl_ms
+from fencelock.engines.redis.scripts import load, packed, ttl_ms
 from fencelock.errors import EngineUnavailable
 from fencelock.model import (
     Claim,
@@ -37,6 +38,8 @@ BUCKETS = 1024
 """Token counters per namespace. All keys of a name share its counter's hash tag; only the counter outlives the name."""
 BATCH = 500
 """Leases that one script renews: a longer script would delay other clients of the server."""
+PACKED_NAMES = 256
+"""Names whose packed commands are kept."""
 MIN_TIMEOUT = 0.2
 """The shortest time to wait for a reply, in seconds."""
 
@@ -45,10 +48,10 @@ ATTEMPT, RELEASE, ABANDON, RENEW, DOWNGRADE, INSPECT, FORCE = map(
 )
 
 
-class QueuedClaim(NamedTuple):
-    """A claim in the queue, and the connection over which the server notifies it.
+class WaitingConnection(NamedTuple):
+    """The connection that is kept for a claim in the queue: the server notifies the claim over it.
 
-    A caller that takes it out of `_queued` uses it and its connection alone.
+    A caller that takes it out of `_waiting` uses the connection alone.
     """
 
     connection: RedisConnection
@@ -68,8 +71,11 @@ class RedisEngine:
         self._runtime = runtime
         self._prefix = quote(namespace, safe="")
         self._pool = RedisPool(runtime, connector, self._prefix)
-        self._queued: dict[str, QueuedClaim] = {}
+        self._waiting: dict[str, WaitingConnection] = {}
         self._attempt_numbers = count(1)
+        # Programs lock the same names again and again: pack what is the same in each attempt or release only once.
+        self._begin_attempt = lru_cache(PACKED_NAMES)(self._pack_attempt)
+        self._begin_release = lru_cache(PACKED_NAMES)(self._pack_release)
         self.records = RedisRecords(self._pool, self._bucket_key)
         self.rates = RedisRates(self._pool, self._bucket_key)
 
@@ -78,12 +84,12 @@ class RedisEngine:
     async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Acquire the lock or enqueue the claim, in one script."""
         id, timeout = claim.id, reply_timeout(claim.ttl, MIN_TIMEOUT)
-        queued = self._queued.pop(id, None)
-        if queued is not None and not self._pool.usable(queued.connection, timeout):
-            self._dequeue(claim, queued)
-            queued = None
-        if queued is not None:
-            connection = queued.connection
+        kept = self._waiting.pop(id, None)
+        if kept is not None and not self._pool.usable(kept.connection, timeout):
+            self._stop_waiting(claim, kept)
+            kept = None
+        if kept is not None:
+            connection = kept.connection
         else:
             connection = self._pool.get_idle(timeout) or await self._pool.connect(deadline.at_most(inf))
         timeout = deadline.at_most(timeout)
@@ -91,11 +97,9 @@ class RedisEngine:
         attempt_no = str(next(self._attempt_numbers))
         waiting = False
         try:
-            address = f"{connection.channel}:{attempt_no}" if enqueue else ""
-            # An owner has no control characters, so the first newline ends it.
-            label = f"{claim.owner}\n{claim.value}"
-            args = (claim.name, ttl_ms(claim.ttl), _stored_mode(claim), label, id, address)
-            command = ATTEMPT.call((self._bucket_key(claim.name),), args)
+            notify_target = f"{connection.channel}:{attempt_no}" if enqueue else ""
+            begun = self._begin_attempt(claim.name, claim.ttl, _stored_mode(claim), claim.owner, claim.value)
+            command = begun + packed(id, notify_target)
             reply = await self._pool.request(connection, ATTEMPT, command, timeout)
             waiting = enqueue and reply < 0
             if waiting:
@@ -104,38 +108,39 @@ class RedisEngine:
                     waiting, reply = False, int(token)
         finally:
             if waiting:
-                self._enqueue(claim, queued, connection, attempt_no)
-            elif queued is not None:
-                self._dequeue(claim, queued)
+                self._keep_waiting(claim, kept, connection, attempt_no)
+            elif kept is not None:
+                self._stop_waiting(claim, kept)
             else:
                 self._pool.put_back(connection)
         if reply > 0:
             return Grant(claim, reply, since)
+        # -2 stands for "in 0 ms": the result is 1 ms more than the script says, so that the holder has expired by then.
         return Waiting(claim, since, None if reply == -1 else (-1 - reply) / 1000)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
         """Wait for the notification that the claim holds the lock."""
         claim = waiting.claim
-        queued = self._queued.pop(claim.id, None)
-        if queued is None:
+        kept = self._waiting.pop(claim.id, None)
+        if kept is None:
             return None
         try:
-            await self._runtime.wait_for_push([queued.connection.raw], queued.event, timeout)
+            await self._runtime.wait_for_push([kept.connection.raw], kept.event, timeout)
         except BaseException:
-            self._dequeue(claim, queued)
+            self._stop_waiting(claim, kept)
             raise
-        token, _, notified = queued.connection.notifications.get(claim.id, "").partition(":")
-        if notified == queued.attempt_no:
-            self._dequeue(claim, queued)
+        token, _, notified = kept.connection.notifications.get(claim.id, "").partition(":")
+        if notified == kept.attempt_no:
+            self._stop_waiting(claim, kept)
             return Grant(claim, int(token), waiting.since)
-        self._queued[claim.id] = queued
+        self._waiting[claim.id] = kept
         return None
 
     async def abandon(self, claim: Claim) -> None:
         """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
-        queued = self._queued.pop(claim.id, None)
-        if queued is not None:
-            self._dequeue(claim, queued)
+        kept = self._waiting.pop(claim.id, None)
+        if kept is not None:
+            self._stop_waiting(claim, kept)
         command = ABANDON.call((self._bucket_key(claim.name),), (claim.name, claim.id, ttl_ms(claim.ttl)))
         timeout = reply_timeout(claim.ttl, MIN_TIMEOUT)
         try:
@@ -163,7 +168,7 @@ class RedisEngine:
     async def release(self, grant: Grant) -> bool:
         """Release the lock and hand it to the next waiter. Return False if this grant no longer held it."""
         claim = grant.claim
-        command = RELEASE.call((self._bucket_key(claim.name),), (claim.name, claim.id))
+        command = self._begin_release(claim.name) + packed(claim.id)
         return bool(await self._pool.run(RELEASE, command, reply_timeout(claim.ttl, MIN_TIMEOUT), once=True))
 
     async def downgrade(self, grant: Grant) -> Grant:
@@ -202,40 +207,52 @@ class RedisEngine:
     async def close(self) -> None:
         """Close all connections and wake the waiters."""
         self._pool.close()
-        for queued in list(self._queued.values()):
-            queued.event.set()
+        for kept in list(self._waiting.values()):
+            kept.event.set()
 
     def after_fork(self) -> None:
         """Drop the parent's connections without sending anything."""
-        self._queued.clear()
+        self._waiting.clear()
         self._pool.detach_after_fork()
 
-    # ------------------------------------------------------------------ connections, queued claims, commands, keys
+    # ------------------------------------------------------------------ connections, waiting claims, commands, keys
 
-    def _enqueue(self, claim: Claim, queued: QueuedClaim | None, connection: RedisConnection, attempt_no: str) -> None:
+    def _keep_waiting(
+        self, claim: Claim, kept: WaitingConnection | None, connection: RedisConnection, attempt_no: str
+    ) -> None:
         """Keep the connection for the claim, which the server has put into its queue, until it is notified."""
-        if queued is None:
+        if kept is None:
             event = connection.push_events[claim.id] = self._runtime.push_event()
         else:
-            event = queued.event
+            event = kept.event
             event.clear()
         if not connection.raw.open:  # it ended before the event was registered
             event.set()
-        self._queued[claim.id] = QueuedClaim(connection, event, attempt_no)
+        self._waiting[claim.id] = WaitingConnection(connection, event, attempt_no)
 
-    def _dequeue(self, claim: Claim, queued: QueuedClaim) -> None:
+    def _stop_waiting(self, claim: Claim, kept: WaitingConnection) -> None:
         """Give back the connection of a claim that no longer waits."""
-        queued.connection.push_events.pop(claim.id, None)
-        queued.connection.notifications.pop(claim.id, None)
-        self._pool.put_back(queued.connection)
+        kept.connection.push_events.pop(claim.id, None)
+        kept.connection.notifications.pop(claim.id, None)
+        self._pool.put_back(kept.connection)
+
+    def _pack_attempt(self, name: str, ttl: float, mode: str, owner: str, value: str) -> bytes:
+        """Return the beginning of ATTEMPT; the id and the target of the notification follow."""
+        # An owner has no control characters, so the first newline ends it.
+        args = (name, ttl_ms(ttl), mode, f"{owner}\n{value}")
+        return ATTEMPT.begin_call((self._bucket_key(name),), args, 2)
+
+    def _pack_release(self, name: str) -> bytes:
+        """Return the beginning of RELEASE; the id follows."""
+        return RELEASE.begin_call((self._bucket_key(name),), (name,), 1)
 
     def _bucket_key(self, name: str) -> str:
         """Return the key of a name's bucket: all keys of the name begin with it, and its number is their hash tag."""
         return f"{self._prefix}:{{{crc32(name.encode()) % BUCKETS}}}"
 
 
-def _stored_mode(claim: Claim) -> str | int:
-    return "x" if not claim.shared else "s" if claim.limit is None else claim.limit
+def _stored_mode(claim: Claim) -> str:
+    return "x" if not claim.shared else "s" if claim.limit is None else str(claim.limit)
 
 
 def _stored_claim(reply: tuple[int, int | None, bytes, bytes]) -> StoredClaim:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
+from fencelock.core.log import WARNING, log
 from fencelock.core.runtime import NO_REPLY, Command, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.errors import HINTS, raise_for_error
@@ -42,16 +41,14 @@ async def shake_hands(
 
 def warn_about_server(info: dict[bytes, bytes], previous_run_id: bytes | None, address: str) -> bytes:
     """Log a risky eviction policy on the first connection, and a restarted server later. Return the server's run id."""
-    log = logging.getLogger("fencelock")
     run_id = info.get(b"run_id", b"")
     if previous_run_id is None:
         policy = info.get(b"maxmemory_policy", b"noeviction").decode()
         if policy != "noeviction" and info.get(b"maxmemory", b"0") != b"0":
-            log.warning(
-                "%s may drop locks when its memory is full: maxmemory-policy is %s, and should be noeviction",
-                address,
-                policy,
+            message = (
+                f"{address} may drop locks when its memory is full: set maxmemory-policy, now {policy}, to noeviction"
             )
+            log("redis", WARNING, message)
     elif previous_run_id != run_id:
-        log.warning("%s is not the server it was: what it had not saved is gone, locks too", address)
+        log("redis", WARNING, f"{address} was restarted or replaced: locks that it had not saved are lost")
     return run_id

@@ -8,7 +8,7 @@ from os import urandom
 from typing import Any
 
 from fencelock.core.connect_once import ConnectOnce
-from fencelock.core.runtime import Command, Runtime
+from fencelock.core.runtime import Command, Connection, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import CONNECT_TIMEOUT, RedisConnector, ServerError
 from fencelock.engines.redis.errors import RECONNECT_KINDS, raise_for_error, reconnect_may_help
@@ -81,13 +81,8 @@ class RedisPool:
         longer timeout can still use it.
         """
         raw, now = connection.raw, self._now()
-
-        def overdue() -> bool:
-            since = raw.oldest_pending_since
-            return since is not None and now - since >= max(timeout, 2 * raw.last_latency)
-
         # alive() also reads the socket's buffer: a caller that needs no more replies leaves the rest there.
-        if overdue() and (not raw.alive() or overdue()):
+        if _overdue(raw, timeout, now) and (not raw.alive() or _overdue(raw, timeout, now)):
             self.hung = raw.open
             return False
         idle, connection.last_used = now - connection.last_used, now
@@ -153,8 +148,8 @@ class RedisPool:
     ) -> Any:
         """Run a script or a command, and repeat it over another connection, twice at most, if another server may be there.
 
-        Repeat it also if the connection broke, unless it must run `once`. A server whose replies have been overdue for
-        `connect_timeout` gets no more than that for this one.
+        Repeat it also if the connection broke, unless it must run `once`. If this connection has waited for a
+        reply for `connect_timeout` already, this request waits no longer than that, either.
         """
         repeats = 2
         while True:
@@ -230,6 +225,12 @@ class RedisPool:
         self._all = set()
         self._idle.clear()
         self._connect_once.clear()
+
+
+def _overdue(raw: Connection, timeout: float, now: float) -> bool:
+    """Return whether a reply has been pending for longer than the timeout, and than is usual for this connection."""
+    since = raw.oldest_pending_since
+    return since is not None and now - since >= max(timeout, 2 * raw.last_latency)
 
 
 def escape_pattern(text: str) -> str:

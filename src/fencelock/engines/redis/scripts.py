@@ -26,7 +26,12 @@ class Script:
 
     def call(self, keys: Command, args: Command) -> bytes:
         """Return the packed EVALSHA command."""
-        return b"*%d\r\n%b%b" % (3 + len(keys) + len(args), self._digest_words, packed(len(keys), *keys, *args))
+        return self.begin_call(keys, args, 0)
+
+    def begin_call(self, keys: Command, args: Command, more: int) -> bytes:
+        """Return the beginning of the packed command. The caller adds `more` packed arguments, which differ in each call."""
+        words = 3 + len(keys) + len(args) + more
+        return b"*%d\r\n%b%b" % (words, self._digest_words, packed(len(keys), *keys, *args))
 
     def as_eval(self, call: bytes) -> bytes:
         """Return the same call as EVAL, with the script's text, for a server that may not know its digest."""

@@ -47,8 +47,8 @@ TRAITS = Traits(
     guarantee=TokenGuarantee.QUORUM,
     fair=False,
     loss_pushed=False,
-    shared=False,
-    limit=False,
+    readers=False,
+    permits=False,
 )
 
 MIN_TIMEOUT, MAX_TIMEOUT = 0.2, CONNECT_TIMEOUT
@@ -69,8 +69,8 @@ CLAIM, UNDO, RENEW, HEAL, INSPECT, FORCE = (
 
 
 @dataclass(slots=True)
-class QueuedClaim:
-    """A queued claim, and the connections over which the nodes notify it.
+class WaitingClaim:
+    """What is kept for a claim that waits: the connections over which the nodes notify it, and its place in the queue.
 
     A caller that takes it out of the engine's table uses it and its connections alone.
     """
@@ -112,7 +112,7 @@ class RedlockEngine:
         self._proposals: dict[str, int] = {}
         """The proposal of each claim that is not undone: a repeated attempt proposes the same."""
         self._abandoned: dict[str, int] = {}
-        self._queued: dict[str, QueuedClaim] = {}
+        self._queued: dict[str, WaitingClaim] = {}
 
     # ------------------------------------------------------------------ the engine protocol
 
@@ -304,7 +304,7 @@ class RedlockEngine:
         self,
         claim: Claim,
         connections: Connections,
-        queued: QueuedClaim | None,
+        queued: WaitingClaim | None,
         enqueue: bool,
         timeout: float,
         deadline: Deadline,
@@ -415,16 +415,16 @@ class RedlockEngine:
 
     # ------------------------------------------------------------------ queued claims
 
-    def _enqueue(self, claim: Claim, queued: QueuedClaim | None, connections: Connections, ticket: int) -> None:
+    def _enqueue(self, claim: Claim, queued: WaitingClaim | None, connections: Connections, ticket: int) -> None:
         """Keep the connections for the claim, which the nodes have put into their queues, until they notify it."""
         if queued is None:
-            queued = QueuedClaim(connections, self._runtime.push_event(), ticket)
+            queued = WaitingClaim(connections, self._runtime.push_event(), ticket)
         for connection in queued.connections:
             if connection is not None:
                 connection.push_events[claim.id] = queued.event
         self._queued[claim.id] = queued
 
-    def _dequeue(self, claim: Claim, queued: QueuedClaim) -> None:
+    def _dequeue(self, claim: Claim, queued: WaitingClaim) -> None:
         """Give back the connections of a claim that no longer waits."""
         queued.clear(claim.id)
         for connection in queued.connections:

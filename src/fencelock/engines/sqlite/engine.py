@@ -51,9 +51,8 @@ class SqliteEngine:
         self._database = database
         self._queue = Queue(database, namespace, self._wakeup_address)
         self._wakeups: dict[str, ProcessWakeup | None] = {}
+        """What wakes each waiting claim, by its id; None if there is no descriptor for it."""
         self._wakeup_sender = WakeupSender()
-        self._tickets: dict[str, int] = {}
-        """The places of waiting claims in the queue."""
         self.rates = SqliteRates(self._read, self._write, database.now, namespace)
         self.records = SqliteRecords(self._read, self._write_synced, database.mint, namespace)
 
@@ -62,19 +61,17 @@ class SqliteEngine:
     async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
         """Acquire the lock or enqueue the claim, in one transaction."""
         sent = self._runtime.now()
-        ticket = self._tickets.get(claim.id) if self._tickets else None
+        is_enqueued = claim.id in self._wakeups
+        seconds = deadline.at_most(BUSY_TIMEOUT)
         try:
-            seconds = deadline.at_most(BUSY_TIMEOUT)
-            token, ticket, retry_in = await self._write_queue(seconds, self._queue.attempt, claim, enqueue, ticket)
+            token, ticket, retry_in = await self._write_queue(seconds, self._queue.attempt, claim, enqueue)
         except BaseException:
-            if ticket is None:
-                self._dequeue(claim)  # the claim is not in the queue, so no release wakes it
+            if not is_enqueued:
+                self._close_wakeup(claim)  # the transaction that would have enqueued the claim failed
             raise
         if token is None:
-            if ticket is not None and enqueue:
-                self._tickets[claim.id] = ticket
             return Waiting(claim, sent, retry_in, ticket)
-        self._dequeue(claim)
+        self._close_wakeup(claim)
         return Grant(claim, token, sent, ticket)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
@@ -93,7 +90,7 @@ class SqliteEngine:
             if found is None or found[1]:
                 break  # the claim or a holder has expired
             if found[0] is not None:
-                self._dequeue(claim)
+                self._close_wakeup(claim)
                 return Grant(claim, found[0], waiting.since, ticket)
         return None
 
@@ -103,17 +100,17 @@ class SqliteEngine:
         self._queue.abandoned[claim.id] = None
         if len(self._queue.abandoned) > ABANDONED_KEPT:
             self._queue.abandoned.pop(next(iter(self._queue.abandoned)), None)
-        self._dequeue(claim)
-        await self._write_queue(BUSY_TIMEOUT, self._queue.remove, claim, None)
+        self._close_wakeup(claim)
+        await self._write_queue(BUSY_TIMEOUT, self._queue.abandon, claim)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one transaction."""
         seconds = min(reply_timeout(grant.claim.ttl, MIN_REPLY_TIMEOUT) for grant in grants)
-        return await self._write_queue(seconds, self._queue.renew, grants)
+        return await self._run(seconds, self._database.write, self._queue.renew, grants)
 
     async def release(self, grant: Grant) -> bool:
         """Release the lock and grant it to the next waiter, in one transaction."""
-        return await self._write_queue(BUSY_TIMEOUT, self._queue.remove, grant.claim, grant.engine_state)
+        return await self._write_queue(BUSY_TIMEOUT, self._queue.release, grant)
 
     async def downgrade(self, grant: Grant) -> Grant:
         """Turn an exclusive grant into a shared one and admit the readers behind it, in one transaction."""
@@ -167,21 +164,18 @@ class SqliteEngine:
         wakeup = self._wakeups[claim.id]
         return None if wakeup is None else wakeup.address
 
-    def _dequeue(self, claim: Claim) -> None:
-        """Forget what a waiting claim needed in this process."""
-        self._tickets.pop(claim.id, None)
+    def _close_wakeup(self, claim: Claim) -> None:
         wakeup = self._wakeups.pop(claim.id, None)
         if wakeup is not None:
             wakeup.close()
 
     def _close_wakeups(self) -> None:
-        self._tickets.clear()
         for id in list(self._wakeups):
             if (wakeup := self._wakeups.pop(id, None)) is not None:
                 wakeup.close()
 
     async def _write_queue(self, seconds: float, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
-        """Run a step of the queue, and wake the claims that it granted a lock."""
+        """Run a step of the queue, and wake the claims that it granted the lock."""
         wakeups: list[str] = []
         try:
             return await self._run(seconds, self._database.write, step, wakeups, *args)

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from fencelock.core.clock import wall_us
-from fencelock.core.records import Entry, Record, Written
+from fencelock.core.records import Record, StoredRecord, Written
 
 FIND = "SELECT value, token, version, ends / 1e6 FROM record WHERE space = ? AND key = ?"
 WRITE = "INSERT OR REPLACE INTO record (space, key, value, token, version, ends) VALUES (?, ?, ?, ?, ?, ?)"
@@ -41,9 +41,9 @@ class SqliteRecords:
         written: Written = await self._write_synced(self._write, key, value, token, ttl, expect)
         return written
 
-    def _find(self, db: sqlite3.Cursor, key: str) -> Entry | None:
+    def _find(self, db: sqlite3.Cursor, key: str) -> StoredRecord | None:
         row = db.execute(FIND, (self._space, key)).fetchone()
-        return None if row is None else Entry._make(row)
+        return None if row is None else StoredRecord._make(row)
 
     def _write(
         self, db: sqlite3.Cursor, key: str, value: bytes | None, token: int, ttl: float, expect: int | None
@@ -52,6 +52,6 @@ class SqliteRecords:
         found = self._find(db, key)
         if expect if found is None else not found.allows(now / 1e6, token, expect):
             return Written(False, None if found is None else found.seen(now / 1e6))
-        entry = Entry(value, token, self._mint(db), ceil(now + ttl * 1e6) / 1e6)
+        entry = StoredRecord(value, token, self._mint(db), ceil(now + ttl * 1e6) / 1e6)
         db.execute(WRITE, (self._space, key, value, token, entry.version, ceil(entry.ends * 1e6)))
         return Written(True, entry.seen(now / 1e6))

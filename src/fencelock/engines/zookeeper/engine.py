@@ -16,7 +16,7 @@ from fencelock.engines.zookeeper.paths import paths
 from fencelock.engines.zookeeper.queue import SHORTEST, Queue, QueuedClaim
 from fencelock.engines.zookeeper.records import ZooKeeperRecords
 from fencelock.engines.zookeeper.session import ZooKeeperSession
-from fencelock.engines.zookeeper.sessions import Sessions
+from fencelock.engines.zookeeper.session_pool import SessionPool
 from fencelock.engines.zookeeper.url import ZooKeeperUrl
 from fencelock.errors import FencelockError, OutcomeUnknown
 from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
@@ -41,7 +41,9 @@ class ZooKeeperEngine:
         self._runtime = runtime
         self._namespace = Namespace(paths(url.chroot, namespace), url.name)
         self._queue = Queue(runtime, self._namespace, lambda id: self.on_gone(id))
-        self._sessions = Sessions(runtime, url, self._namespace, self._queue.session_ended, self._queue.remove_expired)
+        self._sessions = SessionPool(
+            runtime, url, self._namespace, self._queue.session_ended, self._queue.remove_expired
+        )
         self._inspector = Inspector(self._sessions, self._namespace.paths)
         self.records = ZooKeeperRecords(self._sessions, self._namespace)
         self.rates = RecordRates(self.records, self.records.clock)
@@ -66,21 +68,20 @@ class ZooKeeperEngine:
         except OutcomeUnknown:
             raise
         except FencelockError:
-            if queued.node is not None:
-                await queue.remove(claim, queued.session, queued.known_node, timeout)
-            queue.forget(queued)
+            if is_new:  # else an earlier attempt may have created a node: the next attempt, or `abandon`, finds it
+                queue.forget(queued)
             raise
         if queued.gone or queue.claims.get(claim.id) is not queued:
             # An abandon of this claim, or the end of its session, overtook this attempt.
             if not queued.session.ended:
-                await queue.remove(claim, queued.session, queued.known_node, timeout)
+                await queue.remove(queued, timeout)
             raise OutcomeUnknown(f"{claim.name!r}: the claim was removed before the reply came")
         grant = await queue.decide(queued, children, watch=enqueue)
         if grant is not None:
             return grant
         if not enqueue:
-            await queue.remove(claim, queued.session, queued.known_node, timeout)
-        return Waiting(queued.stored, queued.session.since, engine_state=queued)
+            await queue.remove(queued, timeout)
+        return Waiting(queued.claim, queued.session.since, engine_state=queued)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
         """Wait until a node ahead is gone, read the queue, and return the grant if the claim is admitted now."""
@@ -110,14 +111,14 @@ class ZooKeeperEngine:
         queued = self._queue.claims.get(claim.id)
         timeout = min(MIN_REPLY_TIMEOUT, reply_timeout(claim.ttl, SHORTEST))
         if queued is not None and not queued.session.ended:
-            queued.session.expire_claim(claim.id)
+            queued.session.mark_expired(claim.id)
             queued.gone = True
             queued.woken.set()
-            await self._queue.remove(claim, queued.session, queued.known_node, timeout)
+            await self._queue.remove(queued, timeout)
         else:
             if queued is not None:
                 self._queue.forget(queued)
-            await self._queue.remove(claim, await self._sessions.any(MIN_REPLY_TIMEOUT), None, timeout)
+            await self._queue.remove_by_id(claim, await self._sessions.any(MIN_REPLY_TIMEOUT), timeout)
 
     # ------------------------------------------------------------------ holding and releasing
 
@@ -125,26 +126,19 @@ class ZooKeeperEngine:
         """Send one sync for each session, however many claims it has."""
         sent = self._runtime.now()
         sessions = {grant.engine_state.session for grant in grants if _has_node(grant)}
+        for grant in grants:
+            self._queue.write_granted_at(grant.engine_state)
         renewed: dict[ZooKeeperSession, bool] = {}
         for session in sorted(sessions, key=lambda session: session.timeout):
             # A session that hangs must not cost the leases of another: the shortest comes first, and all share its time.
             shortest = min(other.ttl for other in sessions)
             timeout = session.timeout / 3 if len(sessions) == 1 else reply_timeout(shortest, SHORTEST) / len(sessions)
-            held = [grant.engine_state for grant in grants if grant.engine_state.session is session]
-            renewed[session] = await self._renew_session(session, held, sent, timeout)
+            session.watches.watch_held()  # replies to these come before the reply to the sync
+            try:
+                renewed[session] = await session.prove_alive(sent, timeout)
+            except FencelockError:
+                renewed[session] = False
         return [self._renewal(grant, sent, renewed) for grant in grants]
-
-    async def _renew_session(
-        self, session: ZooKeeperSession, held: list[QueuedClaim], sent: float, timeout: float
-    ) -> bool:
-        unwritten = [queued for queued in held if queued.granted_at_unwritten and not queued.gone]
-        try:
-            session.watch_held()  # replies to these come before the reply to the sync
-            if unwritten:
-                await self._queue.write_granted_at(unwritten, timeout)
-            return await session.prove_alive(sent, timeout)
-        except FencelockError:
-            return False
 
     def _renewal(self, grant: Grant, sent: float, renewed: dict[ZooKeeperSession, bool]) -> Renewal:
         if not _has_node(grant):
@@ -158,12 +152,9 @@ class ZooKeeperEngine:
     async def release(self, grant: Grant) -> bool:
         """Delete the claim's node: ZooKeeper wakes the next waiter."""
         queued: QueuedClaim = grant.engine_state
-        session = queued.session
-        if self._queue.claims.get(grant.claim.id) is not queued:
-            if session.ended or queued.claim.id != grant.claim.id:
-                return False
-            session = await self._sessions.any()
-        return await self._queue.remove(grant.claim, session, queued.known_node, queued.timeout)
+        if queued.session.ended or queued.claim.id != grant.claim.id:
+            return False
+        return await self._queue.remove(queued, queued.timeout)
 
     async def downgrade(self, grant: Grant) -> Grant:
         """Replace the exclusive node by a shared one; the readers behind it are woken and read the queue."""

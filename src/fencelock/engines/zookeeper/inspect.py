@@ -13,8 +13,8 @@ from fencelock.engines.zookeeper.paths import Paths, QueueNode, decode_claim, un
 from fencelock.engines.zookeeper.protocol import Reply
 from fencelock.engines.zookeeper.queue import read_queue
 from fencelock.engines.zookeeper.session import ZooKeeperSession
-from fencelock.engines.zookeeper.sessions import Sessions
-from fencelock.model import Admitted, Holder, Snapshot, Waiter, admit
+from fencelock.engines.zookeeper.session_pool import SessionPool
+from fencelock.model import Holder, Snapshot, Waiter, blockers
 
 BATCH = 500
 """Nodes that are read in one round trip."""
@@ -23,7 +23,7 @@ BATCH = 500
 class Inspector:
     """`inspect`, `names` and `force_release` of an engine."""
 
-    def __init__(self, sessions: Sessions, paths: Paths) -> None:
+    def __init__(self, sessions: SessionPool, paths: Paths) -> None:
         self._sessions = sessions
         self._paths = paths
 
@@ -31,13 +31,16 @@ class Inspector:
         """Return the holders and waiters of a name. Only the leader knows when a session expires: `expires_in` is the ttl."""
         session = await self._sessions.any()
         parent = self._paths.of(name)
-        queue = await read_queue(session, parent, MAX_REPLY_TIMEOUT)
+        nodes = await read_queue(session, parent, MAX_REPLY_TIMEOUT)
+        # A request that arrived late may have created a second node of a claim; its client removes it with the first.
+        first = {node.id: node for node in reversed(nodes)}
+        queue = [node for node in nodes if first[node.id] is node]
         holders: list[Holder] = []
         waiters: list[Waiter] = []
         now = wall_us()
         for node, (content, stat) in await self._read(session, parent, queue):
             data = decode_claim(content)
-            if isinstance(admit(queue, node), Admitted):
+            if not blockers(queue, node):
                 token = data.token_of(stat.czxid)
                 holders.append(
                     Holder(data.owner, token, data.ttl, node.mode, node.limit, data.held_for(now), data.value)
@@ -66,7 +69,7 @@ class Inspector:
         session = await self._sessions.any()
         parent = self._paths.of(name)
         queue = await read_queue(session, parent, MAX_REPLY_TIMEOUT)
-        holders = [node for node in queue if isinstance(admit(queue, node), Admitted)]
+        holders = [node for node in queue if not blockers(queue, node)]
         if not holders:
             return 0
         deletes = (Delete(f"{parent}/{node.name}", -1) for node in holders)

@@ -39,12 +39,13 @@ class Namespace:
         self._top = 0
         """The highest token that this client knows of."""
 
-    def use_base(self) -> SetData:
-        """Return the step of a transaction that fails (no node) unless the base is still the one that this client knows.
+    def use_base(self, base: int) -> SetData:
+        """Return the step of a transaction that fails (no node) unless this is still the base.
 
-        It writes nothing new, but unlike a check it replies with the number of the transaction (`mzxid`).
+        It writes nothing new, but unlike a check it replies with the number of the transaction (`mzxid`). The caller reads
+        `base` once, for this step and for its token: another thread may change it in between.
         """
-        return SetData(self.paths.base(self.base), b"", -1)
+        return SetData(self.paths.base(base), b"", -1)
 
     def token(self, base: int, czxid: int) -> int:
         """Return the token of a claim; raise EngineUnavailable if it does not fit into 53 bits."""
@@ -53,25 +54,31 @@ class Namespace:
         return found
 
     async def refresh(self, session: ZooKeeperSession, timeout: float) -> None:
-        """Raise the base if it is more than a minute behind the clock. Others may do the same: only one succeeds."""
-        clock = wall_us()
-        if clock - (self.base + session.zxid) <= MAX_LAG_US:
+        """Raise the base if it is more than a minute behind the clock. Of several clients that do this, one succeeds.
+
+        The others read the new base and look again: the clock of the one that succeeded may be behind theirs.
+        """
+        for _ in range(ATTEMPTS):
+            clock = wall_us()
+            if clock - (self.base + session.zxid) <= MAX_LAG_US:
+                return
+            old, base = self.base, clock - session.zxid
+            steps = Delete(self.paths.base(old), -1), Create(self.paths.base(base), b"", session.acl, 0)
+            (reply,) = await session.request(Multi(steps), timeout=timeout)
+            if reply.no_node:
+                await self.load(session, timeout)
+                continue
+            reply.get()
+            self.base = base
+            if base - old > NOTABLE_RAISE_US:
+                days = (base - old) / 86400e6
+                log(
+                    "zookeeper",
+                    WARNING,
+                    f"{self._address}: the tokens were {days:.1f} days behind the clock, and were raised; "
+                    "this is expected after a pause of that length, else check the clocks",
+                )
             return
-        old, base = self.base, clock - session.zxid
-        steps = Delete(self.paths.base(old), -1), Create(self.paths.base(base), b"", session.acl, 0)
-        (reply,) = await session.request(Multi(steps), timeout=timeout)
-        if reply.no_node:
-            await self.load(session, timeout)
-            return
-        reply.get()
-        self.base = base
-        if base - old > NOTABLE_RAISE_US:
-            log(
-                "zookeeper",
-                WARNING,
-                f"{self._address}: the tokens were {(base - old) / 86400e6:.1f} days behind the clock, and were raised; "
-                "this is expected after a pause of that length, else check the clocks",
-            )
 
     async def load(self, session: ZooKeeperSession, timeout: float) -> None:
         """Read the layout and the base; create them if they are missing."""

@@ -67,7 +67,7 @@ def unescape(step: str) -> str:
 
 
 class QueueNode(NamedTuple):
-    """A claim as its node's name describes it: all that `admit` needs, so that one list of children decides who holds."""
+    """A claim as its node's name describes it: all that `blockers` needs, so that one list of children decides who holds."""
 
     number: int
     name: str

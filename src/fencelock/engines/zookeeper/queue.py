@@ -18,10 +18,11 @@ from fencelock.engines.zookeeper.protocol import (
     EPHEMERAL_SEQUENTIAL,
     CreateContainer,
     Multi,
+    Reply,
 )
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.errors import EngineUnavailable, NotHeld, OutcomeUnknown
-from fencelock.model import Admitted, Blocked, Claim, Grant, Mode, Until, admit
+from fencelock.model import Claim, Grant, Mode, blockers
 
 SHORTEST = 0.2
 """Seconds that a reply is waited for at least."""
@@ -30,17 +31,11 @@ ATTEMPTS = 5
 
 
 class QueuedClaim:
-    """A claim of this client: its session, its node, and what it waits for. All its fields change only on its session."""
-
-    __slots__ = (
-        "_watched", "claim", "data", "gone", "granted_at_unwritten", "node", "parent", "replacing", "session", "stored",
-        "token", "waited", "woken",
-    )  # fmt: skip
+    """A claim of this client in the queue of its name, waiting or holding: its session, its node, and what it waits for."""
 
     def __init__(self, claim: Claim, session: ZooKeeperSession, parent: str, woken: Event) -> None:
-        self.claim = claim
-        self.stored = claim._replace(ttl=session.ttl)
-        """The claim as the engine keeps it: as long as its session."""
+        self.claim = claim._replace(ttl=session.ttl)
+        """The claim as the engine keeps it: its ttl is that of its session."""
         self.session = session
         self.parent = parent
         self.woken = woken
@@ -55,14 +50,9 @@ class QueuedClaim:
         """Whether the node is known to be gone: removed, or expired with its session."""
         self.waited = False
         """Whether the claim had to wait."""
-        self.granted_at_unwritten = False
-        """Whether the node's data lacks the time of the grant."""
+        self.granted_at = 0
+        """When the claim was granted, by the wall clock in µs, if it had to wait. The node's data gets it with a renewal."""
         self._watched: str | None = None
-
-    @property
-    def known_node(self) -> str | None:
-        """The node's name, or None if only the claim's id can find it."""
-        return None if self.replacing else self.node
 
     @property
     def path(self) -> str:
@@ -72,22 +62,22 @@ class QueuedClaim:
     @property
     def timeout(self) -> float:
         """Seconds to wait for a reply."""
-        return reply_timeout(self.claim.ttl, SHORTEST)
+        return reply_timeout(self.session.timeout, SHORTEST)
 
-    def watch(self, blocked: Blocked, queue: list[QueueNode], children: list[str]) -> None:
+    def watch(self, blocked_by: tuple[str, ...], queue: list[QueueNode], children: list[str]) -> None:
         """Set `woken` when a node ahead that blocks the claim is gone or changes."""
         self.waited = True
-        by_any = blocked.until is Until.ANY
-        path = self.parent if by_any else next(f"{self.parent}/{n.name}" for n in queue if n.id in blocked.by)
+        several = len(blocked_by) > 1
+        path = self.parent if several else next(f"{self.parent}/{n.name}" for n in queue if n.id in blocked_by)
         if path == self._watched:
             return
         self.unwatch()
         self._watched = path
-        if by_any:
+        if several:
             # Any departure ahead may admit a permit, so it watches the list itself.
-            self.session.watch_children(path, self, self._changed, children)
+            self.session.watches.watch_children(path, self, self._changed, children)
         else:
-            self.session.watch(path, self, self._changed)
+            self.session.watches.watch(path, self, self._changed)
 
     def _changed(self, gone: bool) -> None:  # noqa: ARG002
         self._watched = None
@@ -97,7 +87,7 @@ class QueuedClaim:
         """Stop watching."""
         path, self._watched = self._watched, None
         if path is not None:
-            self.session.unwatch(path, self)
+            self.session.watches.unwatch(path, self)
 
 
 class Queue:
@@ -134,14 +124,14 @@ class Queue:
         """Create the claim's node and return the children of the name, in one round trip if the name was used recently."""
         session, claim, namespace = queued.session, queued.claim, self._namespace
         look = GetChildren(queued.parent, None)
-        await namespace.refresh(session, timeout)
         prepare: list[Any] = []
         for _ in range(ATTEMPTS):
+            await namespace.refresh(session, timeout)
             base = namespace.base
             data = ClaimData(session.ttl, claim.owner, claim.value, base, wall_us())
             create = Create(f"{queued.parent}/{node_prefix(claim)}", data.encode(), session.acl, EPHEMERAL_SEQUENTIAL)
             *prepared, created, children = await session.request(
-                *prepare, Multi([namespace.use_base(), create]), look, timeout=timeout
+                *prepare, Multi([namespace.use_base(base), create]), look, timeout=timeout
             )
             if not created.no_node:
                 stat, path = created.get()
@@ -198,25 +188,23 @@ class Queue:
                 await delete(queued.session, f"{queued.parent}/{node.name}", queued.timeout)
             else:
                 ahead.append(node)
-        outcome = admit(ahead, mine)
-        if isinstance(outcome, Admitted):
+        blocked_by = blockers(ahead, mine)
+        if not blocked_by:
             return self._granted(queued)
         if watch:
-            queued.watch(outcome, ahead, children)
+            queued.watch(blocked_by, ahead, children)
         return None
 
     def _granted(self, queued: QueuedClaim) -> Grant:
         queued.unwatch()
-        session = queued.session
-        if queued.waited and not queued.data.granted_at and not queued.granted_at_unwritten:
-            queued.data = queued.data._replace(granted_at=wall_us())
-            queued.granted_at_unwritten = True
+        if queued.waited and not queued.granted_at:
+            queued.granted_at = queued.data.granted_at or wall_us()
         self._hold(queued)
         self.attach(queued)
-        return Grant(queued.stored, queued.token, session.since, queued)
+        return Grant(queued.claim, queued.token, queued.session.since, queued)
 
     def _hold(self, queued: QueuedClaim) -> None:
-        queued.session.hold(queued.path, lambda gone: self._lost(queued) if gone else None)
+        queued.session.watches.add_held(queued.path, lambda gone: self._lost(queued) if gone else None)
 
     def _lost(self, queued: QueuedClaim) -> None:
         queued.gone = True
@@ -224,18 +212,21 @@ class Queue:
 
     # ------------------------------------------------------------------ what holders do
 
-    async def write_granted_at(self, claims: list[QueuedClaim], timeout: float) -> None:
-        """Write the time of the grant into the nodes of claims that had to wait, for `inspect`."""
-        paths = [queued.path for queued in claims]
-        writes = [SetData(path, queued.data.encode(), -1) for path, queued in zip(paths, claims, strict=True)]
-        replies = await claims[0].session.request(*writes, timeout=timeout)
-        for path, queued, reply in zip(paths, claims, replies, strict=True):
-            if reply.no_node:
-                if queued.path == path and not queued.replacing:  # else a downgrade has replaced the node meanwhile
-                    self._lost(queued)
-            else:
-                reply.get()
-                queued.granted_at_unwritten = False
+    def write_granted_at(self, queued: QueuedClaim) -> None:
+        """Send the time of the grant of a claim that had to wait, for `inspect`, unless its node has it.
+
+        A failure has no effect on the lease: the watch reports a node that is gone, and the next renewal repeats the write.
+        """
+        granted_at = queued.granted_at
+        if granted_at in (0, queued.data.granted_at) or queued.gone or queued.replacing:
+            return
+
+        def written(reply: Reply) -> None:
+            if reply.error is None:
+                queued.data = queued.data._replace(granted_at=granted_at)
+
+        data = queued.data._replace(granted_at=granted_at)
+        queued.session.send(SetData(queued.path, data.encode(), -1), written)
 
     async def downgrade(self, queued: QueuedClaim) -> None:
         """Replace the exclusive node by a shared one with the same number, in one transaction; raise NotHeld."""
@@ -246,9 +237,9 @@ class Queue:
         node = f"{node_prefix(shared)}{queued.node.split('-', 2)[2]}"
         path = f"{queued.parent}/{node}"
         if node != queued.node:
-            data = queued.data._replace(token=queued.token)
+            data = queued.data._replace(token=queued.token, granted_at=queued.granted_at)
             steps = Delete(queued.path, -1), Create(path, data.encode(), session.acl, EPHEMERAL)
-            session.let_go(queued.path)  # its deletion is not a loss
+            session.watches.remove_held(queued.path)  # its deletion is not a loss
             queued.replacing = True
             replaced, there = await session.request(Multi(steps), GetData(path, None), timeout=queued.timeout)
             queued.replacing = False
@@ -257,24 +248,28 @@ class Queue:
                 if not replaced.no_node:
                     replaced.get()
                 raise NotHeld(f"the engine no longer has the lock on {name!r}", name)
-            queued.node, queued.data, queued.granted_at_unwritten = node, data, False
+            queued.node, queued.data = node, data
             self._hold(queued)
-        queued.claim, queued.stored = shared, queued.stored._replace(mode=Mode.SHARED)
+        queued.claim = shared
 
     # ------------------------------------------------------------------ removing
 
-    async def remove(self, claim: Claim, session: ZooKeeperSession, node: str | None, timeout: float) -> bool:
-        """Delete the node of a claim, over any session; return whether it existed. Without a name, look for the id."""
-        parent = self._namespace.paths.of(claim.name)
-        existed = False
-        if node is not None:
-            existed = await delete(session, f"{parent}/{node}", timeout)
+    async def remove(self, queued: QueuedClaim, timeout: float) -> bool:
+        """Delete the claim's node and forget the claim; return whether the node existed."""
+        if queued.node is None or queued.replacing:
+            existed = await self.remove_by_id(queued.claim, queued.session, timeout)
         else:
-            for other in await read_queue(session, parent, timeout):
-                if other.id == claim.id:
-                    existed |= await delete(session, f"{parent}/{other.name}", timeout)
-        if (queued := self.claims.get(claim.id)) is not None:
-            self.forget(queued)
+            existed = await delete(queued.session, queued.path, timeout)
+        self.forget(queued)
+        return existed
+
+    async def remove_by_id(self, claim: Claim, session: ZooKeeperSession, timeout: float) -> bool:
+        """Delete the nodes of a claim whose names are not known; return whether there were any."""
+        existed = False
+        parent = self._namespace.paths.of(claim.name)
+        for node in await read_queue(session, parent, timeout):
+            if node.id == claim.id:
+                existed |= await delete(session, f"{parent}/{node.name}", timeout)
         return existed
 
     def forget(self, queued: QueuedClaim) -> None:
@@ -282,7 +277,7 @@ class Queue:
         queued.gone = True
         queued.unwatch()
         if queued.node is not None:
-            queued.session.let_go(queued.path)
+            queued.session.watches.remove_held(queued.path)
         queued.session.remove(queued.claim.id)
         if self.claims.get(queued.claim.id) is queued:
             self.claims.pop(queued.claim.id, None)
@@ -295,7 +290,7 @@ class Queue:
             session.remove(id)
             return
         queued.gone = True  # first: a waiter that slept past its expiry must not be granted the lock meanwhile
-        await self.remove(queued.claim, session, queued.known_node, reply_timeout(session.ttl, SHORTEST))
+        await self.remove(queued, reply_timeout(session.ttl, SHORTEST))
         self._on_gone(id)
 
     def session_ended(self, session: ZooKeeperSession) -> None:

@@ -14,11 +14,11 @@ from kazoo.protocol.serialization import Create2, Delete, GetData, SetData, Sync
 
 from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, never_repeated
-from fencelock.core.records import Entry, Record, Written
+from fencelock.core.records import Record, StoredRecord, Written
 from fencelock.engines.zookeeper.namespace import Namespace, read_origin
 from fencelock.engines.zookeeper.paths import escape
 from fencelock.engines.zookeeper.session import ZooKeeperSession
-from fencelock.engines.zookeeper.sessions import Sessions
+from fencelock.engines.zookeeper.session_pool import SessionPool
 from fencelock.errors import EngineUnavailable
 
 ATTEMPTS = 50
@@ -28,7 +28,7 @@ ATTEMPTS = 50
 class ZooKeeperRecords:
     """`fencelock.core.records.Records`."""
 
-    def __init__(self, sessions: Sessions, namespace: Namespace) -> None:
+    def __init__(self, sessions: SessionPool, namespace: Namespace) -> None:
         self._sessions = sessions
         self._namespace = namespace
         self._folder = namespace.paths.records
@@ -62,7 +62,7 @@ class ZooKeeperRecords:
                 await self._namespace.load(session, MAX_REPLY_TIMEOUT)
             elif not reply.node_exists and not reply.no_node and not reply.bad_version:
                 stat = reply.get()[1] if node_version is None else reply.get()
-                return Written(True, Entry(value, token, origin + stat.mzxid, now + ttl).seen(now))
+                return Written(True, StoredRecord(value, token, origin + stat.mzxid, now + ttl).seen(now))
         raise EngineUnavailable(f"the record {key!r} has too many writers at the same time")
 
     async def clock(self, _: Record | None = None) -> int:
@@ -75,7 +75,7 @@ class ZooKeeperRecords:
             await self._namespace.load(session, MAX_REPLY_TIMEOUT)
         raise EngineUnavailable(f"{self._folder} cannot be used: another client keeps removing it")
 
-    async def _look(self, session: ZooKeeperSession, path: str) -> tuple[Entry | None, int | None, int]:
+    async def _look(self, session: ZooKeeperSession, path: str) -> tuple[StoredRecord | None, int | None, int]:
         """Return the record, its node's version (None without a node), and the origin of record versions."""
         reads = Sync(path), GetData(path, None), GetData(self._layout, None)
         _, found, layout = await session.request(*reads, timeout=MAX_REPLY_TIMEOUT)
@@ -87,7 +87,7 @@ class ZooKeeperRecords:
             return None, None, origin
         content, stat = found.get()
         text, token, ends = json.loads(content)
-        entry = Entry(None if text is None else b64decode(text), token, origin + stat.mzxid, ends)
+        entry = StoredRecord(None if text is None else b64decode(text), token, origin + stat.mzxid, ends)
         if entry.ends <= _now():
             (removed,) = await session.request(Delete(path, stat.version), timeout=MAX_REPLY_TIMEOUT)
             if removed.error is None:

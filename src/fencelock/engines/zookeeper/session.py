@@ -1,14 +1,13 @@
-"""One ZooKeeper session: it connects and reconnects, sends requests, watches nodes, and knows how long it must still live."""
+"""One ZooKeeper session: it connects and reconnects, sends requests, and knows how long it must still live."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import sample
-from threading import RLock
 from typing import Any
 
 from kazoo.exceptions import ConnectionLoss
-from kazoo.protocol.serialization import Connect, Create2, Delete, GetChildren, GetData, SetData, Sync
+from kazoo.protocol.serialization import Connect, Create2, Delete, SetData, Sync
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
@@ -18,6 +17,7 @@ from fencelock.engines.zookeeper.connection import ZooKeeperConnection
 from fencelock.engines.zookeeper.protocol import CloseSession, CreateContainer, Multi, Reply
 from fencelock.engines.zookeeper.session_clock import CLAIM_SHARE, SessionClock
 from fencelock.engines.zookeeper.url import ZooKeeperUrl
+from fencelock.engines.zookeeper.watches import Watches
 from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown
 
 FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0
@@ -26,14 +26,11 @@ READ_SECONDS = 3600.0
 
 THROUGH_LEADER = frozenset(request.type for request in (Create2, CreateContainer, Delete, SetData, Sync, Multi))
 
-Listener = Callable[[bool], None]
-"""Called once: with True if the watched node is gone, with False if something else changed or the watch was lost."""
-
 
 class ZooKeeperSession(Session[None]):
     """A session, and the claims that live as long as it does.
 
-    `run` is its background task; it calls listeners and `on_end`, which must not wait.
+    `run` is its background task; it calls the listeners of `watches` and `on_end`, which must not wait.
     """
 
     def __init__(
@@ -44,6 +41,8 @@ class ZooKeeperSession(Session[None]):
         """In seconds: the one that was asked for, then the one that the ensemble granted."""
         self.id = 0
         self.connected = False
+        self.last_used = runtime.now()
+        """When a claim or a reader used it last."""
         self.acl = OPEN_ACL_UNSAFE if url.login is None else CREATOR_ALL_ACL
         """Without a login all clients may use our nodes, with one only clients with the same login."""
         self._url = url
@@ -58,9 +57,7 @@ class ZooKeeperSession(Session[None]):
         self._begun = 0.0
         self._problem = "no reply"
         self._state_events: set[Event] = set()
-        self._held: dict[str, Listener] = {}
-        self._listeners: dict[str, dict[object, Listener]] = {}
-        self._listener_mutex = RLock()  # a signal handler may release a lease in the middle of this
+        self.watches = Watches(self.send, lambda: self.id)
 
     @property
     def zxid(self) -> int:
@@ -88,7 +85,7 @@ class ZooKeeperSession(Session[None]):
         if self.ended:
             return False
         self._begun = self._runtime.now()
-        connection = ZooKeeperConnection(self._url.login, self._handshake_done, self._fired)
+        connection = ZooKeeperConnection(self._url.login, self._handshake_done, self.watches.fire)
         handshake = Connect(0, self._zxid, round(self.timeout * 1000), self.id, self._password, False)
         try:
             await connection.open(self._runtime, endpoint, handshake)
@@ -131,10 +128,7 @@ class ZooKeeperSession(Session[None]):
 
     def _disconnected(self) -> None:
         self.connected = False
-        with self._listener_mutex:
-            paths = list(self._listeners)
-        for path in paths:
-            self._fired(path, False)
+        self.watches.fire_all()
         self._wake()
 
     def _wake(self) -> None:
@@ -143,16 +137,23 @@ class ZooKeeperSession(Session[None]):
 
     async def wait_connected(self, timeout: float) -> bool:
         """Wait until the session is connected or has ended; return whether it is connected."""
+        await self._wait_until(lambda: self.connected or self.ended, timeout)
+        return self.connected
+
+    async def wait_ended(self, timeout: float) -> None:
+        """Wait until the session has ended, at most `timeout` seconds."""
+        await self._wait_until(lambda: self.ended, timeout)
+
+    async def _wait_until(self, reached: Callable[[], bool], timeout: float) -> None:
         until = self._runtime.now() + timeout
         event = self._runtime.event()
         self._state_events.add(event)
         try:
-            while not self.connected and not self.ended and (left := until - self._runtime.now()) > 0:
+            while not reached() and (left := until - self._runtime.now()) > 0:
                 await event.wait(left)
                 event.clear()
         finally:
             self._state_events.discard(event)
-        return self.connected
 
     # ------------------------------------------------------------------ requests
 
@@ -174,7 +175,7 @@ class ZooKeeperSession(Session[None]):
         last = Reply(event)
         pairs = [(request, Reply()) for request in requests[:-1]]
         pairs.append((requests[-1], last))
-        self._send(pairs)
+        self._send_all(pairs)
         await event.wait(until - sent)
         if not last.answered:
             last.get()
@@ -185,7 +186,11 @@ class ZooKeeperSession(Session[None]):
             self.confirm_alive(since)
         return [reply for _, reply in pairs]
 
-    def _send(self, pairs: list[tuple[Any, Reply]]) -> None:
+    def send(self, request: Any, on_done: Callable[[Reply], None]) -> None:
+        """Send a request without waiting; `on_done` gets the reply, or an error, in the thread that reads."""
+        self._send_all([(request, Reply(on_done=on_done))])
+
+    def _send_all(self, pairs: list[tuple[Any, Reply]]) -> None:
         connection = self._connection
         if connection is not None and self.connected:
             connection.send(pairs)
@@ -212,64 +217,6 @@ class ZooKeeperSession(Session[None]):
             return OutcomeUnknown(f"{self._url.name}: the session ended")
         return EngineUnavailable(f"{self._url.name}: no connection; {self._problem}")
 
-    # ------------------------------------------------------------------ watches
-
-    def watch(self, path: str, key: object, listener: Listener, *, own: bool = False) -> None:
-        """Call the listener when the node changes or is gone. `own`: it must belong to this session. It does not wait."""
-
-        def done(reply: Reply) -> None:
-            if reply.error is not None:
-                self._fired(path, reply.no_node)
-            elif own and reply.value[1].ephemeralOwner != self.id:
-                self._fired(path, True)
-
-        self._listen(path, key, listener)
-        self._send([(GetData(path, True), Reply(on_done=done))])
-
-    def watch_children(self, path: str, key: object, listener: Listener, seen: list[str]) -> None:
-        """Call the listener when the node has other children than those that were seen. It does not wait."""
-
-        def done(reply: Reply) -> None:
-            if reply.error is not None or sorted(reply.value) != sorted(seen):
-                self._fired(path, False)
-
-        self._listen(path, key, listener)
-        self._send([(GetChildren(path, True), Reply(on_done=done))])
-
-    def _listen(self, path: str, key: object, listener: Listener) -> None:
-        with self._listener_mutex:
-            # Replaced as a whole: a signal handler that removes the last of the others removes their table.
-            self._listeners[path] = {**self._listeners.get(path, {}), key: listener}
-
-    def unwatch(self, path: str, key: object) -> None:
-        """Remove a listener. The server's watch stays until the node changes: one for each path, however many listen."""
-        with self._listener_mutex:
-            listeners = self._listeners.get(path, {})
-            listeners.pop(key, None)
-            if not listeners:
-                self._listeners.pop(path, None)
-
-    def _fired(self, path: str, gone: bool) -> None:
-        with self._listener_mutex:
-            listeners = self._listeners.pop(path, {})
-        for listener in list(listeners.values()):
-            listener(gone)
-
-    def hold(self, path: str, listener: Listener) -> None:
-        """Call the listener when this node of the session is gone: it is watched from the next heartbeat on."""
-        self._held[path] = listener
-
-    def let_go(self, path: str) -> None:
-        """Stop watching a held node."""
-        if self._held.pop(path, None) is not None:
-            self.unwatch(path, self)
-
-    def watch_held(self) -> None:
-        """Watch each held node without a watch: it is new, it was written to, or the connection is new."""
-        for path, listener in list(self._held.items()):
-            if self not in self._listeners.get(path, ()):
-                self.watch(path, self, listener, own=True)
-
     # ------------------------------------------------------------------ the end
 
     def reconnect(self) -> None:
@@ -289,7 +236,7 @@ class ZooKeeperSession(Session[None]):
         """End the session on the ensemble, too, if it is connected, and with it all its nodes."""
         if self.connected and not self.ended:
             event = self._runtime.event()
-            self._send([(CloseSession(), Reply(event))])
+            self._send_all([(CloseSession(), Reply(event))])
             await event.wait(timeout)
         self.end()
 

@@ -13,7 +13,7 @@ had received half a tick before that was reported by then, on the same channel. 
 - a request counts as activity, from when it was sent, once a request through the leader was sent a quarter of the timeout or
   more after its reply, and was answered;
 - the creation of a session, and a reconnect, go through the leader and count immediately;
-- with a heartbeat every sixteenth of the timeout (`Sessions`), the leader must know activity that is at most 5/16 of the
+- with a heartbeat every sixteenth of the timeout (`SessionPool`), the leader must know activity that is at most 5/16 of the
   timeout old whenever it answers: claims get two thirds of the timeout, counted from the request itself.
 """
 

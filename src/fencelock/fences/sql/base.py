@@ -48,7 +48,7 @@ class BaseSqlFence(Generic[C]):
         self._idle_timeout = idle_timeout
 
     async def _check(self, connection: C, lease: Fenced, resource: str | None = None) -> None:
-        """Raise StaleToken unless the lease is the newest that this resource has accepted.
+        """Raise StaleToken unless the lease is the newest that this resource has accepted, and LeaseLost if it has ended.
 
         Without a resource, it is the lock's name. Call it first in a transaction, before the first read. It refuses a
         connection that commits every statement by itself, as the lock on the fence's row would end before the write.
@@ -58,9 +58,8 @@ class BaseSqlFence(Generic[C]):
         the driver raises its own error at the next statement (docs/fences/sql.md shows them). `SqlFence(idle_timeout=5)` sets
         5 seconds; `idle_timeout=False` sets no limit. On MySQL and SQLite the next holder waits.
 
-        The fence compares tokens and knows nothing of locks. It refuses a holder that comes after a newer one. It does not
-        notice that a lease has expired or was released as long as no newer holder has come. It does not notice two resources
-        mixed up, writes without a check, or reads before it.
+        A TokenPair has no clock: as long as no newer holder has come, it is accepted even if its lease has ended. The fence
+        does not notice two resources mixed up, writes without a check, or reads before it.
         """
         pair, name = core.named_credentials(lease, resource)
         adapter = self._adapt(connection)
@@ -154,7 +153,7 @@ class BaseStandaloneSqlFence:
         self._fence = fence
 
     async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
-        """Refuse older tokens from now on, or raise StaleToken."""
+        """Refuse older tokens from now on; raise StaleToken or LeaseLost."""
         core.named_credentials(lease, resource)  # errors come before a connection is opened
         awaited = self._fence.awaited
         async with borrowed_connection(self._connect, "fences", awaited=awaited) as connection:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fencelock.errors import FencelockError, InvalidArgument, InvalidType, StaleToken
 from fencelock.fences import Fenced
-from fencelock.fences.core import HINT, credentials_of, named_credentials
+from fencelock.fences.core import HINT, credentials_of, resource_of, token_pair_of
 
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "named": ":{}", "pyformat": "%({})s"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
@@ -86,7 +86,8 @@ class FenceColumn:
         MySQL has to count the rows that were found, not those that were changed: `client_flag=CLIENT.FOUND_ROWS`, which
         SQLAlchemy and Django set.
         """
-        pair, name = named_credentials(lease, resource)
+        pair = token_pair_of(lease)  # without its clock: the UPDATE has been executed, and its count decides
+        name = resource_of(pair, resource)
         given: object = rowcount  # not every caller has types checked
         if given is None or (type(given) is int and given < 0):
             raise FencelockError(

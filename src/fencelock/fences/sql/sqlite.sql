@@ -2,7 +2,7 @@
 CREATE TABLE IF NOT EXISTS fencelock_fence (
     resource TEXT PRIMARY KEY,
     token    INTEGER NOT NULL,  -- the highest accepted token
-    id       TEXT NOT NULL      -- the claim that had it: an equal token of another claim is refused; '' after a rebase
+    id       TEXT NOT NULL      -- its claim: an equal token of another claim is refused; '' after a rebase
 ) STRICT, WITHOUT ROWID
 
 -- check: sets the mark and takes the database's write lock, unless the token is old; affects one row, or none.

@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION fencelock.read_record(
     WHERE namespace = ns AND key = k AND value IS NOT NULL AND ends > clock_timestamp()
 $$;
 
--- Write if the token and the expected version allow it (`Entry.allows` in core/records.py, restated).
+-- Write if the token and the expected version allow it (`StoredRecord.allows` in core/records.py, restated).
 -- Returns whether it was written, and the current record.
 CREATE OR REPLACE FUNCTION fencelock.write_record(
   ns text, k text, given bytea, by_token bigint, ttl double precision, expected bigint,

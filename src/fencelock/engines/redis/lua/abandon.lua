@@ -1,6 +1,8 @@
 -- Remove the claim from the queue, or release it if it was granted. For one ttl, refuse attempts of this claim that arrive late.
 -- KEYS: base.  ARGV: name, id, ttl.
 local BASE, NAME, id, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+-- include name.lua
+-- include grant.lua
 -- include queue.lua
 drop(id)
 dequeue(id)

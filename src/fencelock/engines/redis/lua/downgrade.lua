@@ -2,6 +2,8 @@
 -- Returns 1, or 0 if this claim no longer holds the lock.
 -- KEYS: base.  ARGV: name, id, ttl.
 local BASE, NAME, id, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+-- include name.lua
+-- include grant.lua
 -- include queue.lua
 local token = token_of(id)
 if not token then return 0 end

@@ -2,6 +2,8 @@
 -- follows: {ms left, token (false: it waits), mode, label} of each claim that has not expired.
 -- KEYS: base.  ARGV: name.
 local BASE, NAME = KEYS[1], ARGV[1]
+-- include name.lua
+-- include grant.lua
 -- include queue.lua
 local holders, waiters = {}, {}
 local held_token, held_label = string.match(exclusive or '', '^[^:]*:(%d+):%d+:(.*)$')

@@ -1,43 +1,18 @@
--- The admission rule (model.py: `admit` and `advance_queue`), restated: who holds the name, and who is next.
---
--- base            string  the last token of the bucket; the only key that outlives a name's holders and waiters
--- base:lock:N     string  "id:token:ttl:label"               the exclusive holder of N; the key expires with its ttl
--- base:holders:N  hash    id -> "ends:token:ttl:mode:label"  the shared holders
--- base:queue:N    list    ids of the waiters, in order
--- base:waiters:N  hash    id -> "ends:ttl:mode:channel:attempt_no:label"  the waiters; a notification repeats the attempt_no,
---                         so that the client ignores one for an earlier queue entry, which has expired since
--- base:gone:ID    string  this claim was abandoned: an attempt of it that arrives later is refused
--- A label is the owner, a newline, and the value that an election stores. Times are ms on this server's clock. A ttl is 1 ms longer than the client's. mode: x (exclusive), s (shared), or a number
--- (one of so many permits). All keys of a name share the hash tag in `base`.
-local LOCK, HOLDERS = BASE .. ':lock:' .. NAME, BASE .. ':holders:' .. NAME
-local QUEUE, WAITERS = BASE .. ':queue:' .. NAME, BASE .. ':waiters:' .. NAME
+-- The admission rule (model.py: `blockers` and `advance_queue`), restated: who holds the name, and who is next.
+-- Include name.lua and grant.lua before.
 
--- include mint.lua
-local now = tonumber(string.sub(clock, 1, -4))
-
--- The holders: an exclusive one, or those that share the name, {id, text, id, text, …}.
-local exclusive = redis.call('GET', LOCK)
+-- The holders that share the name, {id, text, id, text, …}.
 local sharing = exclusive and {} or redis.call('HGETALL', HOLDERS)
 local held, soonest -- the number of shared holders, and when the first of them expires; set by advance_queue
 
 -- Return the token of a claim that holds the name.
 local function token_of(id)
-  if exclusive then return string.sub(exclusive, 1, #id) == id and string.match(exclusive, '^[^:]*:(%d+)') or nil end
+  if exclusive then return holds_exclusively(id) and string.match(exclusive, '^[^:]*:(%d+)') or nil end
   for i = 1, #sharing, 2 do
     if sharing[i] == id then
       local ends, token = string.match(sharing[i + 1], '^(%d+):(%d+)')
       return tonumber(ends) > now and token or nil
     end
-  end
-end
-
-local function hold(id, token, ttl, mode, label)
-  if mode == 'x' then
-    exclusive = id .. ':' .. token .. ':' .. ttl .. ':' .. label
-    redis.call('SET', LOCK, exclusive, 'PX', ttl)
-  else
-    redis.call('HSET', HOLDERS, id, now + ttl .. ':' .. token .. ':' .. ttl .. ':' .. mode .. ':' .. label)
-    if redis.call('PTTL', HOLDERS) < tonumber(ttl) then redis.call('PEXPIRE', HOLDERS, ttl) end
   end
 end
 
@@ -55,23 +30,24 @@ local function drop(id)
   return ours
 end
 
--- Add a claim to the queue, or restart its ttl there.
-local function enqueue(id, ttl, mode, address, label)
-  if redis.call('HSET', WAITERS, id, now + ttl .. ':' .. ttl .. ':' .. mode .. ':' .. address .. ':' .. label) == 1 then
-    redis.call('RPUSH', QUEUE, id)
-  end
+-- Add a claim to the queue, or restart its ttl there. Returns how many waiters are ahead of it.
+local function enqueue(id, ttl, mode, notify_target, label)
+  local entry = now + ttl .. ':' .. ttl .. ':' .. mode .. ':' .. notify_target .. ':' .. label
+  local is_new = redis.call('HSET', WAITERS, id, entry) == 1
+  local ahead = not is_new and redis.call('LPOS', QUEUE, id) or redis.call('RPUSH', QUEUE, id) - 1
   if redis.call('PTTL', WAITERS) <= tonumber(ttl) then
     -- Twice as long as needed, so that most attempts can skip this.
     redis.call('PEXPIRE', WAITERS, ttl * 2)
     redis.call('PEXPIRE', QUEUE, ttl * 2)
   end
+  return ahead
 end
 
 local function dequeue(id)
   if redis.call('HDEL', WAITERS, id) == 1 then redis.call('LREM', QUEUE, 1, id) end
 end
 
--- Return whether a waiter's connection is subscribed, and whether this server may answer that. A waiter without a connection is
+-- Return two values: whether a waiter may be granted the lock, as its connection is subscribed, and whether to notify it. A waiter without a connection is
 -- skipped and keeps its place: the others need not wait for the ttl of a waiter that was killed. The result of PUBLISH would not
 -- do: Redis publishes to replicas too, so a waiter connected to a former master would take the lock for its own; and it counts
 -- pattern subscribers. Without permission for PUBSUB, the waiter is taken for connected and attempts again by itself.

@@ -10,9 +10,9 @@ import pytest
 
 import fencelock
 from fencelock import InvalidType, Locks, aio
+from fencelock.primitives.api_hints import OPTIONS
 from fencelock.primitives.cached_values import SingleFlightOptions
-from fencelock.primitives.habits import OPTIONS
-from fencelock.primitives.lock import LockOptions, SharedOptions
+from fencelock.primitives.lock import CommonOptions, LockOptions, WaitOptions
 
 CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], ids=["blocking", "asyncio"])
 
@@ -30,8 +30,8 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("reacquire", r"lease\.renew\(\)"),
     ],
 )
-def test_methods_that_a_lock_does_not_have(connect: Any, attribute: str, advice: str) -> None:
-    """A lock holds nothing: what redis-py's has for that is the lease's, or the client's."""
+def test_lock_methods_of_redis_py_say_what_to_call(connect: Any, attribute: str, advice: str) -> None:
+    """A method of redis-py's lock that fencelock lacks raises an error that names the method of the lease or client."""
     lock = connect("memory://habits").lock("x")
     assert not hasattr(lock, attribute)
     with pytest.raises(AttributeError, match=rf"^a fencelock Lock has no attribute '{attribute}': .*{advice}"):
@@ -41,8 +41,8 @@ def test_methods_that_a_lock_does_not_have(connect: Any, attribute: str, advice:
 
 
 @CONNECT
-async def test_arguments_of_redis_py(connect: Any) -> None:
-    """`blocking_timeout` and `blocking` are refused with the argument that does the same here."""
+async def test_arguments_of_redis_py_say_what_to_write(connect: Any) -> None:
+    """`blocking_timeout` and `blocking` raise an error that names the argument to use."""
     locks = connect("memory://habits")
     with pytest.raises(
         InvalidType, match=r"^lock\(\) has no argument 'blocking_timeout': timeout= is how long to wait"
@@ -74,8 +74,8 @@ def primitives(locks: Any) -> dict[str, Any]:
 
 
 @CONNECT
-def test_keywords_of_other_libraries(connect: Any) -> None:
-    """Every function that takes options answers a keyword of another library with what to write here."""
+def test_keywords_of_other_libraries_say_what_to_write(connect: Any) -> None:
+    """Every function with options answers a keyword of another library with the keyword to use."""
     for function, make in primitives(connect("memory://habits")).items():
         for keyword in ("blocking_timeout", "blocking", "sleep", "thread_local", "expire"):
             with pytest.raises(InvalidType, match=rf"^{function}\(\) has no argument '{keyword}': \w"):
@@ -91,8 +91,8 @@ def test_keywords_of_other_libraries(connect: Any) -> None:
 
 
 @CONNECT
-def test_misspelt_keywords(connect: Any) -> None:
-    """A misspelt keyword is answered with the one that was meant."""
+def test_misspelt_keyword_suggests_the_right_one(connect: Any) -> None:
+    """A misspelt keyword raises an error that suggests the right one."""
     for function, make in primitives(connect("memory://habits")).items():
         wrong, right = ("brust", "burst") if function == "rate_limit" else ("time_out", "timeout")
         with pytest.raises(InvalidType, match=rf"^{function}\(\) has no argument '{wrong}': did you mean '{right}'\?$"):
@@ -102,11 +102,33 @@ def test_misspelt_keywords(connect: Any) -> None:
 
 
 def test_known_keywords_are_those_of_the_functions() -> None:
-    """The lists of keywords are complete: a new option has to be added there."""
-    shared, lock, cache = (set(get_type_hints(kind)) for kind in (SharedOptions, LockOptions, SingleFlightOptions))
+    """The lists of known keywords have every option of the functions."""
+    kinds = (CommonOptions, WaitOptions, LockOptions, SingleFlightOptions)
+    job, shared, lock, cache = (set(get_type_hints(kind)) for kind in kinds)
     named = {"rwlock": lock, "locked": lock, "semaphore": shared, "cached": cache, "single_flight": cache}
     named |= {"multi": shared | {"read", "write"}, "election": shared | {"value"}, "acquire": {"timeout"}}
-    for name, function in (("lock", Locks.lock), ("rate_limit", Locks.rate_limit), ("connect", fencelock.connect)):
+    for function in (Locks.lock, Locks.rate_limit, Locks.once, Locks.schedule, fencelock.connect):
         parameters = inspect.signature(function).parameters.values()
-        named[name] = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        named[function.__name__] = {given.name for given in parameters if given.kind is given.KEYWORD_ONLY}
+    named["once"] |= job
+    named["schedule"] |= job
     assert {function: set(options) for function, options in OPTIONS.items()} == named
+
+
+@pytest.mark.parametrize("make", [lambda locks: locks, lambda locks: locks.lock("x"), lambda locks: locks.multi("x")])
+async def test_with_block_of_the_other_api(make: Any) -> None:
+    """`async with` on the blocking API, and `with` on the asyncio API, say what to write, and lock nothing."""
+    blocking, awaited = fencelock.connect("memory://other-api"), aio.connect("memory://other-api")
+    with pytest.raises(InvalidType, match=r"^this is the blocking API: use `with`, or fencelock\.aio\.connect"):
+        async with make(blocking):
+            pytest.fail("the body ran")
+    with pytest.raises(InvalidType, match=r"^this is the asyncio API: use `async with`, or fencelock\.connect"):
+        with make(awaited):
+            pytest.fail("the body ran")
+    assert list(blocking.names()) == []
+
+
+def test_names_of_a_multi_lock_in_a_list() -> None:
+    """`multi(["a", "b"])` says that names are passed one by one."""
+    with fencelock.connect("memory://habits") as locks, pytest.raises(InvalidType, match=r"multi\('a', 'b'\)"):
+        locks.multi(["a", "b"])  # type: ignore[arg-type]

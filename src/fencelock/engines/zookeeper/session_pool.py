@@ -28,8 +28,8 @@ IDLE_SECONDS = 60.0
 """Seconds that a session without claims is kept for the next one."""
 
 
-class Sessions:
-    """All sessions of a client.
+class SessionPool:
+    """All sessions of a client, one for each ttl step that its claims need.
 
     `on_end` is called, in any thread, with a session that has ended. `remove_expired` removes a claim from the engine.
     """
@@ -53,9 +53,11 @@ class Sessions:
     def _reset(self) -> None:
         self._mutex = RLock()  # a signal handler may release a lease in the middle of this
         self._open: dict[float, ZooKeeperSession] = {}
-        self._last_used: dict[float, float] = {}
+        """The session for each ttl step."""
         self._connecting: dict[float, Event] = {}
-        self._heartbeats: dict[ZooKeeperSession, Event] = {}
+        """Set when the session for a ttl step is open, or could not be opened."""
+        self._running: set[ZooKeeperSession] = set()
+        """All sessions with a background task; also those that are being opened."""
 
     # ------------------------------------------------------------------ getting one
 
@@ -78,12 +80,9 @@ class Sessions:
         """Return any session, for reads and clean-up."""
         now = self._runtime.now()
         for session in list(self._open.values()):
-            if session.connected and self._usable(session, now):
+            if session.connected and session.alive(now):
                 return session
         return await self._get_or_open(READER_TIMEOUT, Deadline(self._runtime.now, timeout))
-
-    def _usable(self, session: ZooKeeperSession, now: float) -> bool:
-        return session.alive(now) and session in self._heartbeats
 
     async def _get_or_open(self, step: float, deadline: Deadline) -> ZooKeeperSession:
         """Return the open session of a step, or open one; one caller opens it, and the others wait."""
@@ -92,8 +91,8 @@ class Sessions:
                 raise ClientClosed("this client is closed; connect again")
             now = self._runtime.now()
             session = self._open.get(step)
-            if session is not None and self._usable(session, now):
-                self._last_used[step] = now
+            if session is not None and session.alive(now):
+                session.last_used = now
                 return session
             event = self._runtime.event()
             try:  # from here on: after a Ctrl-C in between the others must not wait for us
@@ -107,7 +106,7 @@ class Sessions:
                     self._end(session)
                 session = await self._open_session(step, deadline)
                 if not self._closed:
-                    self._last_used[step], self._open[step] = self._runtime.now(), session
+                    self._open[step] = session
                     continue
                 await self._close(session, CLOSE_TIMEOUT)
             finally:
@@ -117,32 +116,31 @@ class Sessions:
 
     async def _open_session(self, step: float, deadline: Deadline) -> ZooKeeperSession:
         session = ZooKeeperSession(self._runtime, self._url, step, self._on_end)
-        wake = self._runtime.event()
         try:
-            self._heartbeats[session] = wake
+            self._running.add(session)
             self._runtime.spawn(session.run(), "fencelock-zookeeper")
             if not await session.wait_connected(deadline.at_most(CONNECT_TIMEOUT)):
                 raise session.unavailable()
             await self._namespace.load(session, deadline.at_most(CONNECT_TIMEOUT))
-            self._runtime.spawn(self._heartbeat(session, wake), "fencelock-heartbeat")
+            self._runtime.spawn(self._heartbeat(session), "fencelock-heartbeat")
         except BaseException:
-            self._heartbeats.pop(session, None)
-            session.end()
+            self._end(session)
             raise
         return session
 
     # ------------------------------------------------------------------ the heartbeat
 
-    async def _heartbeat(self, session: ZooKeeperSession, wake: Event) -> None:
+    async def _heartbeat(self, session: ZooKeeperSession) -> None:
         """Keep the session alive for as long as it may live; end it when it must not.
 
         Nothing else keeps it alive. If this event loop hangs, or this process is stopped, the ensemble expires it.
         """
         try:
             while not session.ended:
-                await wake.wait(session.timeout * HEARTBEAT_SHARE)
+                await session.wait_ended(session.timeout * HEARTBEAT_SHARE)
                 now = self._runtime.now()
-                if self._closed or not session.alive(now) or (not session.claims() and self._is_idle(session, now)):
+                is_idle = not session.claims() and now - session.last_used >= IDLE_SECONDS
+                if is_idle or self._closed or not session.alive(now):
                     await self._close(session, CLOSE_TIMEOUT)
                 elif session.connected:
                     await self._beat(session, now)
@@ -154,9 +152,9 @@ class Sessions:
         report = session.timeout * REPORT_SHARE
         try:
             # Expired claims first, each with a reply: either they go, or the session goes with all its claims.
-            for id in session.expire(now):
+            for id in session.mark_expired_ids(now):
                 await self._remove_expired(session, id)
-            session.watch_held()
+            session.watches.watch_held()
             await session.request(Sync("/"), timeout=report)
         except OutcomeUnknown:
             if session.connected and self._runtime.now() - now >= report:
@@ -164,13 +162,6 @@ class Sessions:
         except FencelockError:
             if session.connected:
                 self._end(session)
-
-    def _is_idle(self, session: ZooKeeperSession, now: float) -> bool:
-        with self._mutex:
-            for step, other in list(self._open.items()):
-                if other is session and now - self._last_used[step] < IDLE_SECONDS:
-                    return False
-        return True
 
     # ------------------------------------------------------------------ the end
 
@@ -184,7 +175,7 @@ class Sessions:
 
     def _forget(self, session: ZooKeeperSession) -> None:
         with self._mutex:
-            self._heartbeats.pop(session, None)
+            self._running.discard(session)
             for step, other in list(self._open.items()):
                 if other is session:
                     self._open.pop(step, None)
@@ -193,12 +184,11 @@ class Sessions:
         """End all sessions, and with them their nodes."""
         self._closed = True
         until = self._runtime.now() + CLOSE_TIMEOUT
-        for session, wake in list(self._heartbeats.items()):
+        for session in list(self._running):
             await self._close(session, max(0.0, until - self._runtime.now()))
-            wake.set()
 
     def after_fork(self) -> None:
         """Start again in a forked child, without sending anything on the parent's connections."""
-        for session in list(self._heartbeats):
+        for session in list(self._running):
             session.detach_after_fork()
         self._reset()

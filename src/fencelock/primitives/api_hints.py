@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, NoReturn
 
 from fencelock.errors import InvalidType
 
@@ -25,7 +26,8 @@ KEYWORDS = {
     "on_lost": "give it to connect(…, on_lost=f)",
 }
 
-_SHARED = ("ttl", "timeout", "renew", "max_hold", "stall_after", "purpose")
+_JOB = ("ttl", "max_hold", "stall_after", "purpose")
+_SHARED = (*_JOB, "timeout", "renew")
 _LOCK = (*_SHARED, "reentrant")
 _CACHE = ("ttl", "stale", "timeout", "error_for", "codec", "lease_ttl")
 OPTIONS = {
@@ -36,8 +38,10 @@ OPTIONS = {
     "lock": _LOCK,
     "locked": _LOCK,
     "multi": (*_SHARED, "read", "write"),
+    "once": (*_JOB, "keep", "attempts", "again"),
     "rate_limit": ("per", "burst", "on_error"),
     "rwlock": _LOCK,
+    "schedule": (*_JOB, "cron", "every", "tz", "catch_up", "within", "overlap", "attempts"),
     "semaphore": _SHARED,
     "single_flight": _CACHE,
 }
@@ -67,3 +71,29 @@ def no_keyword(function: str, given: Iterable[str]) -> InvalidType:
     if advice is None and (close := get_close_matches(keyword, OPTIONS[function], 1)):
         advice = f"did you mean {close[0]!r}?"
     return InvalidType(f"{function}() has no argument {keyword!r}{'' if advice is None else f': {advice}'}")
+
+
+class BlockingOnly:
+    """An object of the blocking API: `async with` raises an error that says what to write."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # a type checker would take it for something that `async with` accepts
+
+        async def __aenter__(self) -> NoReturn:
+            raise InvalidType("this is the blocking API: use `with`, or fencelock.aio.connect(…) for `async with`")
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+
+class AsyncioOnly:
+    """An object of the asyncio API: `with` raises an error that says what to write."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            raise InvalidType("this is the asyncio API: use `async with`, or fencelock.connect(…) for `with`")
+
+        def __exit__(self, *error: object) -> None: ...
