@@ -26,7 +26,7 @@ def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
 @contextmanager
 def no_tombstone() -> Iterator[None]:
     """An abandon does not stop an attempt that arrives after it, on an older connection."""
-    with script("ABANDON", "redis.pcall('SET', BASE .. ':gone:' .. id, '', 'PX', ttl)", ""):
+    with script("ABANDON", "redis.pcall('SET', BASE .. ':abandoned:' .. id, '', 'PX', ttl)", ""):
         yield
 
 

@@ -7,6 +7,6 @@ local BASE, NAME, id, ttl = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 drop(id)
 dequeue(id)
 -- pcall: on a server that is out of memory this write may fail, and the claim must still go.
-redis.pcall('SET', BASE .. ':gone:' .. id, '', 'PX', ttl)
+redis.pcall('SET', BASE .. ':abandoned:' .. id, '', 'PX', ttl)
 advance_queue()
 return 1

@@ -6,7 +6,7 @@
 local BASE, NAME, ttl, mode, label, id, notify_target = KEYS[1], unpack(ARGV)
 -- include name.lua
 -- include grant.lua
-local ABANDONED = BASE .. ':gone:' .. id
+local ABANDONED = BASE .. ':abandoned:' .. id
 local function grant_me()
   local token = mint()
   hold(id, token, ttl, mode, label)

@@ -6,7 +6,7 @@
 -- base:queue:N    list    ids of the waiters, in order
 -- base:waiters:N  hash    id -> "ends:ttl:mode:channel:attempt_no:label"  the waiters; a notification repeats the attempt_no,
 --                         so that the client ignores one for an earlier queue entry, which has expired since
--- base:gone:ID    string  this claim was abandoned: an attempt of it that arrives later is refused
+-- base:abandoned:ID  string  this claim was abandoned: an attempt of it that arrives later is refused
 -- A label is the owner, a newline, and the value that an election stores. Times are ms on this server's clock. A ttl is 1 ms
 -- longer than the client's. mode: x (exclusive), s (shared), or a number (one of so many permits). All keys of a name share the
 -- hash tag in `base`.
