@@ -36,20 +36,20 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description="Speed, beside the bare statements and the peers."
+        prog="python -m bench", description="Compare fencelock's speed with bare commands and with other packages."
     )
     parser.add_argument(
         "parts",
         nargs="*",
         metavar="PART",
-        help=f"which: {', '.join(PARTS)}, or a word that several have, such as redis or pairs (default: all)",
+        help=f"one of {', '.join(PARTS)}, or a word of several names, such as redis or pairs (default: all)",
     )
-    parser.add_argument("--rounds", type=int, help="rounds for each part; more are steadier")
+    parser.add_argument("--rounds", type=int, help="rounds for each part; with more rounds the results vary less")
     options = parser.parse_args()
     for word in options.parts:
         if not any(chosen(part, [word]) for part in PARTS):
             parser.error(f"there is no part {word}; there are {', '.join(PARTS)}")
-    # A table is to be seen when it is done, into a file or a pipe, too.
+    # Each table appears as soon as it is complete, also in a file or a pipe.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     goals: list[Goal] = []
     for part, rounds in PARTS.items():

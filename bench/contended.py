@@ -1,9 +1,9 @@
 """Eight processes on one name: grants per second, fairness, how long the slowest wait, how much of the time it is held.
 
-An engine brings a table of contestants; each makes its lock in each process, at the place that it is given. They take turns
-for half a second each: what slows the machine down, for seconds or minutes, slows those who are compared alike. Each turn
-begins with a run-in that is not counted: eight processes that have slept since their last turn, and begin at the same moment,
-are not what contention is like from then on.
+The caller passes a table of contestants: for each, a function that makes its lock from a URL (or a folder). Each
+contestant has eight worker processes. In each round every contestant runs for half a second, one after the other, so that
+a slow period of the machine affects all of them equally. Each run begins with a run-in that is not counted, because eight
+processes that wake up at the same moment do not yet show steady contention.
 """
 
 from __future__ import annotations
@@ -20,144 +20,152 @@ from typing import Any
 from bench.harness import progress
 
 PROCESSES = 8
-HEATS = 4
-"""Turns of each contestant in a round."""
-HEAT = 0.5
-"""Seconds that are counted of each."""
+ROUNDS_FACTOR = 4
+"""Rounds here for each round of `--rounds`."""
+RUN_SECONDS = 0.5
+"""Seconds of a contestant's run that are counted."""
 RUN_IN = 0.1
-"""Seconds before those, in which nobody counts."""
-AT_MOST = 50_000
-"""Grants that one process can have in a second."""
-AHEAD = 0.02
-"""Seconds in which all processes of a contestant hear when they are to begin."""
-ENDING = 5.0
-"""Seconds in which they end by themselves: not if one has failed that the others wait for."""
+"""Seconds at the start of each run that are not counted."""
+MAX_GRANTS_PER_SECOND = 50_000
+"""Upper bound of the grants of one process."""
+START_DELAY = 0.02
+"""Seconds from the command to the start of a run, so that all workers receive the command before it."""
+END_TIMEOUT = 5.0
+"""Seconds that workers have to end before they are killed. A worker may wait for a lock that a failed one holds."""
 Make = Callable[[str], AbstractContextManager[Any]]
+"""Makes a lock from a URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
     """One grant of one process, in seconds of the machine's monotonic clock."""
 
-    asked: float
+    requested: float
     granted: float
-    left: float
+    released: float
 
 
-Held = tuple[float, list[Hold]]
-"""Of one process: when its time was over, and all that it held."""
+WorkerResult = tuple[float, list[Hold]]
+"""The end time of one worker's run, and its grants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one contestant has done in all its heats."""
+    """The results of one contestant in all rounds."""
 
     per_second: float
-    """In the median heat."""
+    """Grants per second in the median round."""
     uneven: float
-    """How far the process that is farthest from the mean is from it, as a share of the mean, in all heats together."""
+    """The largest deviation of one process's grants from the mean of all processes, divided by the mean, over all rounds."""
     busy: float
-    """The share of the time in which somebody was in the body, in the median heat."""
+    """The share of the time in which a process was in the body, in the median round."""
     p50: float
     p99: float
     longest: float
-    heats: Sequence[float]
-    """Grants per second in each, in order."""
+    rounds: Sequence[float]
+    """Grants per second in each round, in order."""
 
     def over(self, base: Outcome) -> float:
-        """Return the ratio to another: the median of the heats' own, as what slows a heat down slows both."""
-        return statistics.median(mine / theirs for mine, theirs in zip(self.heats, base.heats, strict=True))
+        """Return the ratio to another contestant: the median of the ratios per round, as a slow round slows both."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.rounds, base.rounds, strict=True))
 
 
-class Team:
-    """The processes of one contestant. They stay: to start new ones would put seconds between those who are compared."""
+class Workers:
+    """The processes of one contestant. They run through all rounds: to start new ones in each round would take seconds."""
 
-    def __init__(self, make: Make, place: str) -> None:
+    def __init__(self, make: Make, url: str) -> None:
         context = multiprocessing.get_context("spawn")
-        self._lines: list[Any] = []
+        self._pipes: list[Any] = []
         self._processes: list[Any] = []
         for _ in range(PROCESSES):
-            line, theirs = context.Pipe()
-            process = context.Process(target=member, args=(make, place, theirs), daemon=True)
+            pipe, worker_pipe = context.Pipe()
+            process = context.Process(target=work, args=(make, url, worker_pipe), daemon=True)
             process.start()
-            theirs.close()
-            self._lines.append(line)
+            worker_pipe.close()
+            self._pipes.append(pipe)
             self._processes.append(process)
 
-    def ready(self) -> None:
-        """Wait until all are connected, imported and warmed up."""
-        self._hear()
+    def wait_until_ready(self) -> None:
+        """Wait until each worker has imported its lock, connected and acquired it once."""
+        self._receive()
 
-    def play(self, seconds: float, body: float) -> list[Held]:
-        """Have all of them contend for so long, the run-in included."""
-        end = time.monotonic() + AHEAD + seconds
-        for line in self._lines:
-            line.send((end, seconds, body))
-        held: list[Held] = self._hear()
-        return held
+    def run(self, seconds: float, body: float) -> list[WorkerResult]:
+        """Let all workers contend for `seconds`, the run-in included, and return what each of them did."""
+        end = time.monotonic() + START_DELAY + seconds
+        for pipe in self._pipes:
+            pipe.send((end, seconds, body))
+        results: list[WorkerResult] = self._receive()
+        return results
 
-    def _hear(self) -> list[Any]:
+    def _receive(self) -> list[Any]:
         try:
-            return [line.recv() for line in self._lines]
+            return [pipe.recv() for pipe in self._pipes]
         except EOFError:
-            raise RuntimeError("a process failed; it has said why") from None
+            raise RuntimeError("a worker process failed; its traceback is above") from None
 
     def close(self) -> None:
-        for line in self._lines:
-            line.close()
-        until = time.monotonic() + ENDING
+        for pipe in self._pipes:
+            pipe.close()
+        until = time.monotonic() + END_TIMEOUT
         for process in self._processes:
             process.join(max(0.0, until - time.monotonic()))
             process.kill()
 
 
-def member(make: Make, place: str, line: Any) -> None:
-    lock = make(place)
+def work(make: Make, url: str, pipe: Any) -> None:
+    """Run one worker process: contend once for each command that arrives on the pipe, until the pipe is closed."""
+    lock = make(url)
     with lock:
         pass
-    line.send(None)
+    pipe.send(None)
     while True:
         try:
-            end, seconds, body = line.recv()
+            end, seconds, body = pipe.recv()
         except EOFError:
             return
-        line.send((end, contend(lock, end, seconds, body)))
+        pipe.send((end, contend(lock, end, seconds, body)))
 
 
 def contend(lock: AbstractContextManager[Any], end: float, seconds: float, body: float) -> list[Hold]:
-    # Room for all that will be measured: objects that pile up, and the garbage collector that looks through them, would be
-    # measured with it.
-    times = array("d", bytes(8 * 3 * int(AT_MOST * seconds)))
+    # One array, allocated before the run: new objects, and the garbage collections that they cause, would be part of the
+    # measured time.
+    times = array("d", bytes(8 * 3 * int(MAX_GRANTS_PER_SECOND * seconds)))
     count = 0
     time.sleep(max(0.0, end - seconds - time.monotonic()))
-    while (asked := time.monotonic()) < end:
+    while (requested := time.monotonic()) < end:
         with lock:
             granted = time.monotonic()
             if body:
                 time.sleep(body)
-            left = time.monotonic()
-        times[count], times[count + 1], times[count + 2] = asked, granted, left
+            released = time.monotonic()
+        times[count], times[count + 1], times[count + 2] = requested, granted, released
         count += 3
     return [Hold(*times[at : at + 3]) for at in range(0, count, 3)]
 
 
-def outcome(heats: Sequence[Sequence[Held]], seconds: float) -> Outcome:
-    # A wait that was asked for in time counts however late it ends; a grant counts only within the time.
-    counts = [[sum(end - seconds <= hold.granted < end for hold in holds) for end, holds in heat] for heat in heats]
+def outcome(rounds: Sequence[Sequence[WorkerResult]], seconds: float) -> Outcome:
+    # A wait counts if it began in the counted seconds, however late it ends; a grant counts only if it lies within them.
+    counts = [
+        [sum(end - seconds <= hold.granted < end for hold in holds) for end, holds in results] for results in rounds
+    ]
     held = [
-        sum(max(0.0, min(hold.left, end) - max(hold.granted, end - seconds)) for end, holds in heat for hold in holds)
-        for heat in heats
+        sum(
+            max(0.0, min(hold.released, end) - max(hold.granted, end - seconds))
+            for end, holds in results
+            for hold in holds
+        )
+        for results in rounds
     ]
     waits = sorted(
-        (hold.granted - hold.asked) * 1000
-        for heat in heats
-        for end, holds in heat
+        (hold.granted - hold.requested) * 1000
+        for results in rounds
+        for end, holds in results
         for hold in holds
-        if hold.asked >= end - seconds
+        if hold.requested >= end - seconds
     )
     totals = [sum(process) for process in zip(*counts, strict=True)]
     mean = statistics.mean(totals)
-    rates = [sum(heat) / seconds for heat in counts]
+    rates = [sum(grants) / seconds for grants in counts]
     return Outcome(
         per_second=statistics.median(rates),
         uneven=max(abs(total - mean) for total in totals) / mean,
@@ -165,43 +173,44 @@ def outcome(heats: Sequence[Sequence[Held]], seconds: float) -> Outcome:
         p50=waits[len(waits) // 2],
         p99=waits[int(len(waits) * 0.99)],
         longest=waits[-1],
-        heats=rates,
+        rounds=rates,
     )
 
 
 def compare(
     title: str,
     contestants: Mapping[str, Make],
-    place: str,
+    url: str,
     *,
     rounds: int,
     body: float = 0.0,
     warm_up: float = 0.0,
 ) -> dict[str, Outcome]:
-    """Run all of them, heat by heat, and print the table. Nothing is measured in the seconds of `warm_up`."""
-    heats: dict[str, list[list[Held]]] = {name: [] for name in contestants}
+    """Run all contestants, round by round, and print the table. Each runs for `warm_up` seconds first, not counted."""
+    total = rounds * ROUNDS_FACTOR
+    results: dict[str, list[list[WorkerResult]]] = {name: [] for name in contestants}
     with ExitStack() as stack:
-        progress("starting everybody")
-        teams = {name: stack.enter_context(closing(Team(make, place))) for name, make in contestants.items()}
-        for name, team in teams.items():
-            team.ready()
+        progress("starting the workers")
+        all_workers = {name: stack.enter_context(closing(Workers(make, url))) for name, make in contestants.items()}
+        for name, workers in all_workers.items():
+            workers.wait_until_ready()
             if warm_up:
                 progress(f"warming up: {name}")
-                team.play(warm_up, body)
-        for number in range(rounds * HEATS):
-            for name, team in teams.items():
-                progress(f"heat {number + 1} of {rounds * HEATS}: {name}")
-                heats[name].append(team.play(RUN_IN + HEAT, body))
+                workers.run(warm_up, body)
+        for number in range(total):
+            for name, workers in all_workers.items():
+                progress(f"round {number + 1} of {total}: {name}")
+                results[name].append(workers.run(RUN_IN + RUN_SECONDS, body))
     progress("")
-    outcomes = {name: outcome(held, HEAT) for name, held in heats.items()}
-    print(f"\n{title} ({rounds * HEATS} heats of {HEAT:g} s)")
+    outcomes = {name: outcome(of_contestant, RUN_SECONDS) for name, of_contestant in results.items()}
+    print(f"\n{title} ({total} rounds of {RUN_SECONDS:g} s)")
     busy = f"{'busy':>7}" if body else ""
     width = max(map(len, contestants))
     print(
         f"  {'':{width}} {'grants/s':>9} {'quartiles':>14} {'uneven':>8}{busy} {'wait p50':>10} {'p99':>9} {'longest':>10}"
     )
     for name, o in outcomes.items():
-        low, _, high = statistics.quantiles(o.heats, n=4)
+        low, _, high = statistics.quantiles(o.rounds, n=4)
         busy = f"{o.busy:7.1%}" if body else ""
         print(
             f"  {name:{width}} {o.per_second:9.0f} {low:6.0f} … {high:5.0f} {o.uneven:8.1%}{busy} {o.p50:7.2f} ms"

@@ -1,9 +1,9 @@
-"""The bound: the leanest hand-over that etcd allows, to see what a machine can do at all. It is no lock to use.
+"""The bound: the fewest requests with which etcd can hand a lock over, to measure what the machine allows. Do not use it.
 
-A raw socket and frames written by hand; one key and one connection for each process; per turn one transaction, one event
-and one deletion, which is what any lock in line has to send. A watch is kept for as long as the same one stands ahead. There
-is no renewal, no time-out, no look whether the place in line still stands, and the claim ahead is believed to have had its
-turn when its key goes: with a process that dies, two would be in.
+Each process has a raw socket, writes HTTP/2 frames by hand, and has one key. For each acquire and release it needs one
+transaction, one watch event and one deletion, which every queued lock needs. It keeps a watch while the same claim stays
+ahead. It does not renew, has no timeouts, and does not check that its own key still exists. It takes the deletion of the
+claim ahead for a release: if a process in the middle of the queue dies, two processes hold the lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGE_WINDOW = 2**30
 
 
 def block(headers: tuple[tuple[str, str], ...]) -> bytes:
-    """Return headers as literals, each shorter than 127 bytes, that nobody keeps in a table."""
+    """Return headers as literals without indexing (RFC 7541), each shorter than 127 bytes."""
     fields = [(name.encode(), value.encode()) for name, value in headers]
     return b"".join(b"\0%c%b%c%b" % (len(name), name, len(value), value) for name, value in fields)
 
@@ -40,7 +40,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 class Baton:
-    """A place in line that is taken again and again."""
+    """A queue over the keys of one prefix, in the order of their create revisions."""
 
     def __init__(self, url: str) -> None:
         self._address = url.removeprefix("etcd://")
@@ -50,28 +50,28 @@ class Baton:
         settings = NO_HEADER_TABLE + struct.pack(">HI", 4, LARGE_WINDOW)
         window = struct.pack(">I", LARGE_WINDOW - 65535)
         self._sock.sendall(PREFACE + _frame(SETTINGS, 0, 0, settings) + _frame(8, 0, 0, window))
-        self._bytes = self._told = self._pong = b""
+        self._bytes = self._unread = self._pong = b""
         self._stream = 1
         self._parts: dict[int, bytes] = {}
-        self._answers: dict[int, bytes] = {}
+        self._replies: dict[int, bytes] = {}
         self._watch = self._number = 0
         self._watched = b""
-        self._news: deque[WatchReport] = deque()
+        self._reports: deque[WatchReport] = deque()
         lease = int.from_bytes(os.urandom(8), "big") >> 1
-        self._ask(m.GRANT, m.grant_lease(lease, SECONDS))
+        self._request(m.GRANT, m.grant_lease(lease, SECONDS))
         key = PREFIX + os.urandom(16).hex().encode()
-        line = m.get_prefix(PREFIX, order=m.DESCENDING, limit=2, keys_only=True)
-        self._enter = m.txn([m.is_absent(key)], [m.do_put(key, b"x somebody:123", lease), m.do_range(line)])
+        queue = m.get_prefix(PREFIX, order=m.DESCENDING, limit=2, keys_only=True)
+        self._enter = m.txn([m.is_absent(key)], [m.do_put(key, b"x somebody:123", lease), m.do_range(queue)])
         self._exit_block = m.get_key(key)
 
     def __enter__(self) -> Baton:
-        answer = m.read_txn(self._ask(m.TXN, self._enter))
-        mine = answer.header.revision
-        ahead = [pair.key for pair in answer.pairs(1) if pair.created < mine]
+        reply = m.read_txn(self._request(m.TXN, self._enter))
+        mine = reply.header.revision
+        ahead = [pair.key for pair in reply.pairs(1) if pair.created < mine]
         if ahead:
             if ahead[0] != self._watched and self._begin(ahead[0]) > mine:
                 body = m.get_prefix(PREFIX, order=m.DESCENDING, limit=2, keys_only=True, until=mine)
-                if len(m.read_range(self._ask(m.RANGE, body))[1].pairs) < 2:
+                if len(m.read_range(self._request(m.RANGE, body))[1].pairs) < 2:
                     return self
             while max((revision for _, revision in self._next().changes), default=0) <= mine:
                 pass
@@ -80,39 +80,39 @@ class Baton:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ask(m.DELETE, self._exit_block)
+        self._request(m.DELETE, self._exit_block)
 
     def _begin(self, key: bytes) -> int:
-        """Watch another one; return the last revision that is not seen."""
+        """Watch another key. Return the revision at which the watch was created: it reports only later changes."""
         self._number += 1
-        said = message(m.create_watch(self._number, key, b"", 0, puts=False))
+        data = message(m.create_watch(self._number, key, b"", 0, puts=False))
         if self._watch:
-            said = _frame(DATA, 0, self._watch, message(m.cancel_watch(self._number - 1)) + said)
+            data = _frame(DATA, 0, self._watch, message(m.cancel_watch(self._number - 1)) + data)
         else:
             self._watch, self._stream = self._stream, self._stream + 2
-            said = self._headers(self._watch, m.WATCH) + _frame(DATA, 0, self._watch, said)
+            data = self._headers(self._watch, m.WATCH) + _frame(DATA, 0, self._watch, data)
         self._watched = key
-        self._sock.sendall(said)
-        while not (news := self._next()).created:
+        self._sock.sendall(data)
+        while not (report := self._next()).created:
             pass
-        return news.revision
+        return report.revision
 
     def _next(self) -> WatchReport:
-        """Return what the current watch says next."""
+        """Return the next report of the current watch."""
         while True:
-            while self._news:
-                if (news := self._news.popleft()).id == self._number:
-                    return news
+            while self._reports:
+                if (report := self._reports.popleft()).id == self._number:
+                    return report
             self._read()
 
-    def _ask(self, method: str, body: bytes) -> bytes:
+    def _request(self, method: str, body: bytes) -> bytes:
         stream, self._stream = self._stream, self._stream + 2
         self._parts[stream] = b""
         pong, self._pong = self._pong, b""
         self._sock.sendall(pong + self._headers(stream, method) + _frame(DATA, END_STREAM, stream, message(body)))
-        while stream not in self._answers:
+        while stream not in self._replies:
             self._read()
-        return self._answers.pop(stream)[5:]
+        return self._replies.pop(stream)[5:]
 
     def _headers(self, stream: int, method: str) -> bytes:
         headers = (
@@ -124,7 +124,7 @@ class Baton:
     def _read(self) -> None:
         data = self._sock.recv(65536)
         if not data:
-            raise ConnectionError("etcd hung up")
+            raise ConnectionError("etcd closed the connection")
         self._bytes += data
         while len(self._bytes) >= 9:
             high, low, kind, flags, stream = _head.unpack_from(self._bytes)
@@ -133,14 +133,16 @@ class Baton:
                 break
             payload, self._bytes = self._bytes[9:end], self._bytes[end:]
             if kind == DATA and stream == self._watch:
-                self._told += payload
-                while len(self._told) >= 5 and len(self._told) >= (end := 5 + int.from_bytes(self._told[1:5], "big")):
-                    self._news.append(m.read_watch(self._told[5:end]))
-                    self._told = self._told[end:]
+                self._unread += payload
+                while len(self._unread) >= 5 and len(self._unread) >= (
+                    end := 5 + int.from_bytes(self._unread[1:5], "big")
+                ):
+                    self._reports.append(m.read_watch(self._unread[5:end]))
+                    self._unread = self._unread[end:]
             elif kind == DATA:
                 self._parts[stream] += payload
             elif kind == HEADERS and flags & END_STREAM:
-                self._answers[stream] = self._parts.pop(stream)
+                self._replies[stream] = self._parts.pop(stream)
             elif kind == PING and not flags & ACK:
                 self._pong += _frame(PING, ACK, 0, payload)
             elif kind == SETTINGS and not flags & ACK:

@@ -1,7 +1,7 @@
 """Eight processes on one name, on etcd, beside the peers and the bound, with an empty body.
 
-etcd3gw's lock does not wait: `acquire()` says whether it was free, and its `with` block is entered in either case. What
-counts as a grant is a yes, so it is asked until it says so. Its `with` block is in the table as it comes, and is no lock.
+etcd3gw's lock does not wait: `acquire()` returns whether it got the lock, and its `with` block runs in either case. So the
+benchmark repeats `acquire()` until it returns True. The table also has the `with` block unchanged, which excludes nobody.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.servers import Etcd
 
 OURS = "fencelock (first come, first served)"
 BOUND = "bare hand-over (promises nothing)"
-GATEWAY = "etcd3gw, asked until it says yes"
+GATEWAY = "etcd3gw, acquire() repeated until True"
 
 
 def main(rounds: int) -> list[Goal]:

@@ -1,7 +1,7 @@
-"""Who is measured on etcd: each peer's lock made from a URL, and bare gRPC with the same requests.
+"""The contestants on etcd: each package's lock, made from a URL, and bare gRPC with the same requests.
 
-All have a time to live of 30 seconds, as ours has, and are otherwise as they come. python-etcd3 is not among them: its
-generated code does not load with a protobuf that is still maintained.
+All have a time to live of 30 seconds, as ours has, and otherwise their defaults. python-etcd3 is missing: its generated
+code does not load with the maintained versions of protobuf.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.servers import Etcd
 TTL = 30
 LEASE = 12345
 PAUSE = 0.005
-"""Seconds after which etcd3gw's lock is asked again."""
+"""Seconds between two attempts on etcd3gw's lock."""
 
 
 def ours(url: str) -> AbstractContextManager[Any]:
@@ -37,7 +37,7 @@ def etcd3gw(url: str) -> AbstractContextManager[Any]:
 
 
 class Insistent:
-    """etcd3gw's lock, asked again until it says yes: its own `with` block is entered even if somebody else holds it."""
+    """etcd3gw's lock with repeated attempts: its own `with` block runs even if another process holds the lock."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
@@ -63,22 +63,22 @@ def tooz(url: str) -> AbstractContextManager[Any]:
 
 
 def _pair() -> tuple[bytes, bytes]:
-    """Return the two requests of a pair, as ours are: create if absent and read the line; delete."""
+    """Return the two requests that fencelock sends for a pair: create if absent and read the queue; delete."""
     prefix = b"/bare/claims/x/"
     key = prefix + b"0" * 32
     compares = [m.is_absent(key), m.is_absent(b"/bare/tombs/" + b"0" * 32), m.is_absent(b"/bare/about")]
-    line = m.get_prefix(prefix, order=m.DESCENDING, limit=2, keys_only=True)
-    then = [m.do_put(key, b"x somebody:123", LEASE), m.do_range(line)]
+    queue = m.get_prefix(prefix, order=m.DESCENDING, limit=2, keys_only=True)
+    then = [m.do_put(key, b"x somebody:123", LEASE), m.do_range(queue)]
     return m.txn(compares, then, [m.do_range(m.get_key(key))]), m.get_key(key)
 
 
 def bare(server: Etcd) -> Run:
-    """Return a transaction and a deletion over grpcio, which is asked for bytes and so spared all of protobuf."""
+    """Return a transaction and a deletion over grpcio, with raw bytes, so that no protobuf library takes part."""
     import grpc
 
     channel = grpc.insecure_channel(server.address)
-    ask: Callable[..., Any] = channel.unary_unary
-    txn, delete, grant = (ask(method, None, None) for method in (m.TXN, m.DELETE, m.GRANT))
+    method_of: Callable[..., Any] = channel.unary_unary
+    txn, delete, grant = (method_of(method, None, None) for method in (m.TXN, m.DELETE, m.GRANT))
     _once(lambda: grant(m.grant_lease(LEASE, 3600)))
     acquire, release = _pair()
 
@@ -100,7 +100,7 @@ def _once(work: Callable[[], object]) -> None:
 
 
 class Aio:
-    """The same for asyncio, on one loop."""
+    """The contestants for asyncio, on one event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""A fenced write beside the same write without a fence: how many statements or round trips more, and how much slower."""
+"""Compare a fenced write with the same write without a fence: additional statements or round trips, and time."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def main(rounds: int) -> list[Goal]:
         etcd = stack.enter_context(Etcd())
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         options: Any = {"host": mariadb.host, "port": mariadb.port, "user": "root", "database": "fencelock"}
-        for name, connection, place in (
+        for name, connection, placeholder in (
             ("PostgreSQL", psycopg.connect(postgres.url), "%s"),
             ("MariaDB", pymysql.connect(**options), "%s"),
             ("SQLite", sqlite3.connect(f"{folder}/app.db", isolation_level="IMMEDIATE"), "?"),
         ):
             stack.callback(connection.close)
-            goals += sql(name, connection, place, rounds)
+            goals += sql(name, connection, placeholder, rounds)
         goals += on_redis(server, rounds)
         goals += on_etcd(etcd, rounds)
     return goals
 
 
-def sql(name: str, connection: Any, place: str, rounds: int) -> list[Goal]:
+def sql(name: str, connection: Any, placeholder: str, rounds: int) -> list[Goal]:
     """Read, change and write back one row, in a transaction."""
     fence = SqlFence()
     cursor = connection.cursor()
@@ -69,7 +69,7 @@ def sql(name: str, connection: Any, place: str, rounds: int) -> list[Goal]:
             check()
         cursor.execute("SELECT n FROM stock WHERE sku = 1")
         n = cursor.fetchone()[0]
-        cursor.execute(f"UPDATE stock SET n = {place} WHERE sku = 1", (n + 1,))
+        cursor.execute(f"UPDATE stock SET n = {placeholder} WHERE sku = 1", (n + 1,))
         connection.commit()
 
     def check() -> None:
@@ -101,7 +101,7 @@ def on_redis(server: Redis, rounds: int) -> list[Goal]:
     fenced()
     before = client.info("stats")["total_commands_processed"]
     fenced()
-    # What a script calls counts, too: EVALSHA, GET and SET, and INFO itself; a second round trip would be one more.
+    # The server also counts the commands inside the script: EVALSHA, GET, SET, and then INFO. A second round trip adds one.
     commands = client.info("stats")["total_commands_processed"] - before - 1
     timings = interleaved({BARE: repeat(bare), FENCED: repeat(fenced)}, rounds, 200)
     show("Redis: SET", timings, base=BARE)
@@ -114,19 +114,19 @@ def on_redis(server: Redis, rounds: int) -> list[Goal]:
 
 def on_etcd(server: Etcd, rounds: int) -> list[Goal]:
     class Client:
-        asked = 0
+        requests = 0
 
         def transaction(self, request: dict[str, Any]) -> Any:
-            self.asked += 1
+            self.requests += 1
             return server.call("/v3/kv/txn", request)
 
     client = Client()
     fence = EtcdFence(client)
     request = {"success": [{"request_put": {"key": coded("stock"), "value": coded("95")}}]}
     fence.enter(MINE, "stock")
-    client.asked = 0
+    client.requests = 0
     fence.transaction(MINE, request, "stock")
-    asked = client.asked
+    requests = client.requests
     contestants = {
         BARE: repeat(lambda: client.transaction(request)),
         FENCED: repeat(lambda: fence.transaction(MINE, request, "stock")),
@@ -134,7 +134,7 @@ def on_etcd(server: Etcd, rounds: int) -> list[Goal]:
     timings = interleaved(contestants, rounds, 20)
     show("etcd: a transaction with a put", timings, base=BARE)
     return [
-        Goal("etcd: round trips of a fenced transaction", asked, 1),
+        Goal("etcd: round trips of a fenced transaction", requests, 1),
         Goal("etcd: fenced transaction ÷ the same without", ratio(timings), 1.3),
     ]
 

@@ -15,7 +15,7 @@ from bench.harness import Goal
 from tests.servers import Redis
 
 PROCESSES, THREADS = 8, 25
-"""Of the waiters: 200 together."""
+"""Processes that wait, and threads in each: 200 waiters in total."""
 FLEET = 16
 LIMIT, BURST, SECONDS = 400, 20, 3.0
 READS = 2000
@@ -48,17 +48,17 @@ def fleet(size: int, target: Callable[[str, Any], None], url: str) -> Iterator[l
 def rebuilt_value(url: str, rounds: int) -> list[Goal]:
     """Measure the time from the end of a build, before its store, to the return of the last of 200 waiters."""
     delays = []
-    with fencelock.connect(url) as locks, fleet(PROCESSES, wait_for_values, url) as lines:
+    with fencelock.connect(url) as locks, fleet(PROCESSES, wait_for_values, url) as pipes:
         for number in range(rounds + 1):
             key = f"report:{number}"
             built = 0.0
 
             def build(key: str = key) -> str:
                 nonlocal built
-                for line in lines:
-                    line.send(key)
-                for line in lines:
-                    line.recv()  # all its threads are about to call
+                for pipe in pipes:
+                    pipe.send(key)
+                for pipe in pipes:
+                    pipe.recv()  # all its threads are about to call
                 while len(locks.inspect(f"cache:{key}").waiters) < PROCESSES:
                     time.sleep(0.005)
                 time.sleep(0.05)
@@ -66,7 +66,7 @@ def rebuilt_value(url: str, rounds: int) -> list[Goal]:
                 return "v" * 1000
 
             locks.single_flight(key, build, ttl=60)
-            last = max(line.recv() for line in lines)
+            last = max(pipe.recv() for pipe in pipes)
             delays.append((last - built) * 1000)
     delays = delays[1:]  # the first one connects
     low, median, high = statistics.quantiles(delays, n=4)
@@ -77,10 +77,10 @@ def rebuilt_value(url: str, rounds: int) -> list[Goal]:
     return [Goal("single flight on Redis: 200 waiters have the rebuilt value, ms", median, 50)]
 
 
-def wait_for_values(url: str, line: Any) -> None:
+def wait_for_values(url: str, pipe: Any) -> None:
     with fencelock.connect(url) as locks:
         while True:
-            key = line.recv()
+            key = pipe.recv()
             ready, ends = threading.Barrier(THREADS + 1), [0.0] * THREADS
 
             def wait(thread: int, key: str, ready: threading.Barrier, ends: list[float]) -> None:
@@ -92,10 +92,10 @@ def wait_for_values(url: str, line: Any) -> None:
             for thread in threads:
                 thread.start()
             ready.wait()
-            line.send(None)
+            pipe.send(None)
             for thread in threads:
                 thread.join()
-            line.send(max(ends))
+            pipe.send(max(ends))
 
 
 # ---------------------------------------------------------------------- stale reads
@@ -137,13 +137,13 @@ def p99(read: Callable[[], object]) -> float:
 
 def rate_limit(url: str) -> list[Goal]:
     """Count the calls of 16 processes in every second, and how much of n they use."""
-    with fleet(FLEET, call_limited, url) as lines:
-        for line in lines:
-            line.recv()  # it is connected
+    with fleet(FLEET, call_limited, url) as pipes:
+        for pipe in pipes:
+            pipe.recv()  # it is connected
         begin = time.monotonic() + 0.1
-        for line in lines:
-            line.send(begin)
-        times = sorted(moment for line in lines for moment in line.recv())
+        for pipe in pipes:
+            pipe.send(begin)
+        times = sorted(moment for pipe in pipes for moment in pipe.recv())
     first, most = 0, 0
     for last, moment in enumerate(times):
         while times[first] <= moment - 1.0:
@@ -160,16 +160,16 @@ def rate_limit(url: str) -> list[Goal]:
     ]
 
 
-def call_limited(url: str, line: Any) -> None:
+def call_limited(url: str, pipe: Any) -> None:
     with fencelock.connect(url) as locks:
         limit = locks.rate_limit("api", LIMIT, per=1.0, burst=BURST)
         limit.state()
-        line.send(None)
-        begin = line.recv()
+        pipe.send(None)
+        begin = pipe.recv()
         time.sleep(max(0.0, begin - time.monotonic()))
         times = []
         while time.monotonic() < begin + SECONDS:
             limit.acquire()
             times.append(time.monotonic())
-        line.send(times)
-        line.recv()
+        pipe.send(times)
+        pipe.recv()

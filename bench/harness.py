@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Run = Callable[[int], None]
-"""Does the thing so many times."""
+"""Runs the measured operation this many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Timing:
     rounds: Sequence[float]
 
     def over(self, base: Timing) -> float:
-        """Return the ratio to another: the median of the rounds' own, as what slows a round down slows both."""
+        """Return the ratio to another contestant: the median of the ratios per round, as a slow round slows both."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.rounds, base.rounds, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the issue asks for: `value` should be at most, or at least, `bound`."""
+    """A goal of the project: `value` should be at most, or at least, `bound`."""
 
     text: str
     value: float
@@ -46,14 +46,14 @@ class Goal:
 
 
 def interleaved(contestants: Mapping[str, Run], rounds: int, repetitions: int) -> dict[str, Timing]:
-    """Time all of them, round by round, so that a slow moment of the machine hits every one."""
+    """Time all contestants, round by round, so that a slow period of the machine affects every one of them."""
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     for run in contestants.values():
         run(max(1, repetitions // 10))
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
         for name, run in contestants.items():
-            time.sleep(0.01)  # threads that the one before left running end outside the measurement
+            time.sleep(0.01)  # threads of the contestant before end outside the measurement
             start = time.perf_counter()
             run(repetitions)
             samples[name].append((time.perf_counter() - start) / repetitions * 1e6)
@@ -66,7 +66,7 @@ def with_lock(lock: AbstractContextManager[Any]) -> Run:
 
 
 def with_new_lock(make: Callable[[], AbstractContextManager[Any]]) -> Run:
-    """Return pairs of a lock that is made for one of them only, as its users do."""
+    """Return a run that makes a new lock for each acquire and release, as users of this package do."""
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
@@ -91,12 +91,12 @@ def timing(values: Sequence[float]) -> Timing:
 
 
 def one_core() -> AbstractContextManager[None]:
-    """Keep this process, and whatever it starts, on one core: on many machines waking another is most of a round trip."""
+    """Run this process, and what it starts, on one core: on many machines, waking another takes most of a round trip."""
     return _pinned(max)
 
 
 def other_core() -> AbstractContextManager[None]:
-    """Keep this process on another core than what it started in `one_core`: servers are elsewhere, as a rule."""
+    """Run this process on another core than the servers that it started in `one_core`: they usually run elsewhere."""
     return _pinned(min)
 
 

@@ -1,4 +1,4 @@
-"""Rate limits and cached values on Redis, beside `limits`, `pyrate-limiter` and `dogpile.cache`, and beside bare commands."""
+"""Rate limits and cached values on Redis, compared with `limits`, `pyrate-limiter`, `dogpile.cache` and bare commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight processes on one name, on MariaDB, beside the bare statements. tooz is not among them: it takes 27 ms a pair."""
+"""Eight processes on one name, on MariaDB, compared with the bare statements. tooz is missing: a pair takes it 27 ms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fencelock.engines.mysql.statements import schema
 from tests.servers import MariaDB
 
 OURS = "fencelock"
-COUNTER = "fencelock, where no table may be in memory"
+COUNTER = "fencelock, no MEMORY tables allowed"
 PLAIN = "GET_LOCK, RELEASE_LOCK, bare PyMySQL (no token)"
 BARE = "GET_LOCK, NEXTVAL, RELEASE_LOCK, bare PyMySQL"
 
@@ -19,7 +19,7 @@ def main(rounds: int) -> list[Goal]:
         BARE: peers.bare,
         PLAIN: peers.bare_without_token,
         "the same statements over a raw socket": peers.raw,
-        "the same, both at once, over a raw socket": peers.raw_together,
+        "the same, both in one send, over a raw socket": peers.raw_together,
         OURS: peers.ours,
         COUNTER: peers.ours_on_disk,
     }

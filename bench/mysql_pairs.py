@@ -1,4 +1,4 @@
-"""An uncontended acquire and release on MariaDB, beside the bare statements and beside tooz."""
+"""An uncontended acquire and release on MariaDB, compared with the bare statements and with tooz."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(rounds: int) -> list[Goal]:
         timings = measure(server, rounds)
         slow = {OURS: with_lock(peers.ours(server.url)), "tooz (no token)": with_lock(peers.tooz(server.url))}
         peer = interleaved(slow, max(2, rounds // 8), repetitions=10)
-        show("MariaDB, the same beside tooz, which connects for each lock", peer, base=OURS)
+        show("MariaDB, the same compared with tooz, which connects for each lock", peer, base=OURS)
     return [
         Goal("MariaDB: blocking pair ÷ the bare statements", ratio(timings, OURS), 1.6),
         Goal("MariaDB: asyncio pair ÷ the bare statements, blocking", ratio(timings, OURS_AIO), 1.6),

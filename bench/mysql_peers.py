@@ -1,4 +1,4 @@
-"""The contestants on MariaDB: fencelock, the bare statements over PyMySQL, and tooz. Each makes its lock at a URL."""
+"""The contestants on MariaDB: fencelock, the bare statements over PyMySQL, and tooz. Each makes its lock from a URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import fencelock
 from fencelock import aio
 
 SEQUENCE = "bench_tokens"
-"""What the bare statements take their tokens from."""
+"""The sequence from which the bare statements take their tokens."""
 
 
 def connection(url: str) -> Any:
@@ -28,21 +28,21 @@ def connection(url: str) -> Any:
 
 
 class Bare:
-    """GET_LOCK, a token, RELEASE_LOCK, and nothing else: no ttl, no renewal, nobody who could look."""
+    """GET_LOCK, a token, RELEASE_LOCK, and nothing else: no ttl, no renewal, no list of holders."""
 
     def __init__(self, url: str, *, token: bool = True) -> None:
         self._cursor = connection(url).cursor()
         self._token = token
 
     def __enter__(self) -> None:
-        self._ask("SELECT GET_LOCK('bare', 60)")
+        self._request("SELECT GET_LOCK('bare', 60)")
         if self._token:
-            self._ask(f"SELECT NEXTVAL({SEQUENCE})")
+            self._request(f"SELECT NEXTVAL({SEQUENCE})")
 
     def __exit__(self, *_: object) -> None:
-        self._ask("SELECT RELEASE_LOCK('bare')")
+        self._request("SELECT RELEASE_LOCK('bare')")
 
-    def _ask(self, statement: str) -> Any:
+    def _request(self, statement: str) -> Any:
         self._cursor.execute(statement)
         ((value,),) = self._cursor.fetchall()
         if not value:
@@ -51,7 +51,7 @@ class Bare:
 
 
 class Raw:
-    """The same statements over a socket, with nothing read but whether an answer is there: what this machine allows."""
+    """The same statements over a raw socket; it only counts the packets of the replies. It shows what the machine allows."""
 
     def __init__(self, url: str, *, together: bool = False) -> None:
         self._connection = connection(url)  # it logs in
@@ -66,18 +66,18 @@ class Raw:
         return b"".join(len(word).to_bytes(3, "little") + b"\0" + word for word in words), len(words)
 
     def __enter__(self) -> None:
-        for asked in self._enter:
-            self._ask(*asked)
+        for packets in self._enter:
+            self._request(*packets)
 
     def __exit__(self, *_: object) -> None:
-        self._ask(*self._exit_block)
+        self._request(*self._exit_block)
 
-    def _ask(self, data: bytes, answers: int) -> None:
+    def _request(self, data: bytes, replies: int) -> None:
         self._socket.sendall(data)
-        heard = b""
-        # One column, its end, one row, its end: fewer packets mean that it was not granted.
-        while heard.count(b"\xfe\0\0\2\0") < 2 * answers:
-            heard += self._socket.recv(4096)
+        received = b""
+        # A reply has one column, EOF, one row, EOF: it is complete with the second EOF packet.
+        while received.count(b"\xfe\0\0\2\0") < 2 * replies:
+            received += self._socket.recv(4096)
 
 
 def raw(url: str) -> AbstractContextManager[Any]:
@@ -101,7 +101,7 @@ def ours(url: str) -> AbstractContextManager[Any]:
 
 
 ON_DISK = "on_disk"
-"""A database whose tables were made with InnoDB, as they are where an administrator allows none in memory."""
+"""A database whose tables use InnoDB, as they do where an administrator does not allow MEMORY tables."""
 
 
 def ours_on_disk(url: str) -> AbstractContextManager[Any]:
@@ -118,7 +118,7 @@ def tooz(url: str) -> AbstractContextManager[Any]:
 
 
 class Aio:
-    """What runs in an event loop."""
+    """The contestants for asyncio, on one event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""Eight processes on one name, on PostgreSQL, beside the bare advisory lock."""
+"""Eight processes on one name, on PostgreSQL, compared with the bare advisory lock."""
 
 from __future__ import annotations
 

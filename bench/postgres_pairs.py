@@ -1,4 +1,4 @@
-"""An uncontended acquire and release on PostgreSQL, both engines, beside the bare statements and beside the peers."""
+"""An uncontended acquire and release on PostgreSQL, both engines, compared with the bare statements and the peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks on PostgreSQL: ours, the bare statements, and what other packages have."""
+"""The contestants on PostgreSQL: fencelock, the bare statements, and the locks of other packages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _connection(url: str) -> Any:
 
 
 class BareAdvisory:
-    """The least that an advisory lock with a token can be: two prepared statements on psycopg's own connection."""
+    """The fewest statements of an advisory lock with a token: two prepared ones, on psycopg's own connection."""
 
     TAKE = "SELECT pg_advisory_lock(%s), nextval('bare_token')"
 
@@ -50,7 +50,7 @@ class BareAdvisory:
 
 
 class BareRow:
-    """The least that a lock in a row can be: an upsert that takes it and an update that gives it back, when it is free."""
+    """The fewest statements of a lock in a row: an upsert acquires it if it is free, and an update releases it."""
 
     def __init__(self, url: str) -> None:
         self._connection = _connection(url)

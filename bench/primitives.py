@@ -1,4 +1,4 @@
-"""A read lease, a permit, and a group of two names beside a plain lock, on every engine that has them."""
+"""A read lease, a permit, and a group of two names, compared with a plain lock, on every engine that supports them all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Eight processes on one name, on Redis, beside the peers: with an empty body, and with one of 2 ms.
+"""Eight processes on one name, on Redis, compared with the peers: with an empty body, and with one of 2 ms.
 
-tooz is not among them: its lock is redis-py's, and waits as that does.
+tooz is missing: its lock is redis-py's, and waits in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What many different names leave behind on Redis, once locked and released. `--rounds 10` makes it a million."""
+"""Count the keys and bytes that many names leave on Redis after they are released. `--rounds 10` uses a million names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An uncontended acquire and release on Redis, beside the bare fenced scripts and beside the peers.
+"""An uncontended acquire and release on Redis, compared with the bare fenced scripts and with the peers.
 
-Twice: client and server on one core, which shows what each of them does; and wherever the system puts them, where waking
-the other core is most of it for everybody.
+It runs twice: with client and server on one core, which shows the work of each contestant; and on the cores that the
+system chooses, where waking the other core takes most of the time for every contestant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who is measured on Redis: each peer's lock made from a URL, and the bare scripts on held connections.
+"""The contestants on Redis: each package's lock, made from a URL, and the bare scripts on connections that stay open.
 
-All have a time to live of 30 seconds, as ours has, and are otherwise as they come. They are imported when they are
-made: a process that contends with one of them need not know the others.
+All have a time to live of 30 seconds, as ours has, and otherwise their defaults. Each function imports its own package, so
+that a worker process loads only the one that it measures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.harness import Run
 from tests.servers import Redis
 
 TTL = 30
-# Nothing is written to disk, so that it is the locks that are measured.
+# The server writes nothing to disk: the benchmark measures the locks, not the disk.
 SETTINGS = {"appendonly": "no"}
 ACQUIRE, RELEASE = (Path(__file__).with_name(f"bare_{what}.lua").read_text() for what in ("acquire", "release"))
 ID = "0" * 32
@@ -63,14 +63,14 @@ def tooz(url: str) -> AbstractContextManager[Any]:
 
 
 def bare(*nodes: Redis) -> Run:
-    """Return the bare scripts: sent to all nodes, then all replies read."""
+    """Return a run of the bare scripts: it sends each to all nodes, then reads all replies."""
     import redis
 
     connection_class: Any = redis.Connection  # its signatures have no types
     connections = [connection_class(host=node.host, port=node.port) for node in nodes]
     acquire = release = b""
     for connection in connections:
-        acquire, release = (ask(connection, "SCRIPT", "LOAD", script) for script in (ACQUIRE, RELEASE))
+        acquire, release = (request(connection, "SCRIPT", "LOAD", script) for script in (ACQUIRE, RELEASE))
 
     def run(repetitions: int) -> None:
         for _ in range(repetitions):
@@ -87,13 +87,16 @@ def bare(*nodes: Redis) -> Run:
     return run
 
 
-def ask(connection: Any, *words: str | int) -> Any:
-    connection.send_command(*words)
+def request(connection: Any, *command: str | int) -> Any:
+    connection.send_command(*command)
     return connection.read_response()
 
 
 class Baton:
-    """The least that handing over in order can be: one element of a list, popped and pushed. Who dies takes it along."""
+    """The fewest commands of a first come, first served lock: BLPOP takes the one element of a list, RPUSH returns it.
+
+    If a holder dies, the lock is lost for ever.
+    """
 
     def __init__(self, url: str) -> None:
         import redis
@@ -101,18 +104,18 @@ class Baton:
         kwargs = redis.Redis.from_url(url).connection_pool.connection_kwargs
         connection_class: Any = redis.Connection
         self._connection = connection_class(host=kwargs["host"], port=kwargs["port"], socket_timeout=None)
-        if ask(self._connection, "SET", "baton-made", 1, "NX"):
-            ask(self._connection, "RPUSH", "baton", 1)
+        if request(self._connection, "SET", "baton-made", 1, "NX"):
+            request(self._connection, "RPUSH", "baton", 1)
 
     def __enter__(self) -> None:
-        ask(self._connection, "BLPOP", "baton", 0)
+        request(self._connection, "BLPOP", "baton", 0)
 
     def __exit__(self, *_: object) -> None:
-        ask(self._connection, "RPUSH", "baton", 1)
+        request(self._connection, "RPUSH", "baton", 1)
 
 
 class Bare:
-    """Our own scripts over a socket, and nothing else: what the library costs is the difference. It minds no loss."""
+    """fencelock's own scripts over a raw socket: the difference to fencelock is the library's cost. It ignores errors."""
 
     def __init__(self, url: str) -> None:
         from fencelock.engines.redis.engine import ATTEMPT, RELEASE
@@ -120,10 +123,10 @@ class Bare:
 
         self._sock = bare_socket(url)
         self._channel = f"bare/{os.urandom(12).hex()}"
-        asked: list[tuple[str | int, ...]] = [("HELLO", 3), ("SUBSCRIBE", self._channel)]
-        asked += [("SCRIPT", "LOAD", script.text) for script in (ATTEMPT, RELEASE)]
-        for words in asked:
-            self._sock.sendall(b"*%d\r\n%b" % (len(words), packed(*words)))
+        commands: list[tuple[str | int, ...]] = [("HELLO", 3), ("SUBSCRIBE", self._channel)]
+        commands += [("SCRIPT", "LOAD", script.text) for script in (ATTEMPT, RELEASE)]
+        for command in commands:
+            self._sock.sendall(b"*%d\r\n%b" % (len(command), packed(*command)))
             self._sock.recv(65536)
         keys = ("bare:{0}",)
         self._attempt = ATTEMPT.call(keys, ("bare", TTL * 1000, "x", "bench", ID, f"{self._channel}:1"))
@@ -133,9 +136,9 @@ class Bare:
     def __enter__(self) -> None:
         self._id = os.urandom(16).hex().encode()
         self._sock.sendall(self._attempt.replace(ID.encode(), self._id))
-        answer = self._sock.recv(4096)
-        if answer.startswith(b":-") and b">" not in answer:
-            self._sock.recv(4096)  # the wake-up, once it is its turn
+        reply = self._sock.recv(4096)
+        if reply.startswith(b":-") and b">" not in reply:
+            self._sock.recv(4096)  # the wake-up, when the lock is handed over
 
     def __exit__(self, *_: object) -> None:
         self._sock.sendall(self._release.replace(ID.encode(), self._id))
@@ -150,7 +153,7 @@ def bare_socket(url: str) -> socket.socket:
 
 
 def pings(url: str) -> Run:
-    """Return two round trips without anything to do: less than any pair can be."""
+    """Return a run of two PINGs: the round trips of a pair, without the work of a lock."""
     sock = bare_socket(url)
 
     def run(repetitions: int) -> None:
@@ -162,7 +165,7 @@ def pings(url: str) -> Run:
 
 
 class Aio:
-    """The same for asyncio, on one loop; what was made is closed with it."""
+    """The contestants for asyncio, on one event loop; `close` closes them and the loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

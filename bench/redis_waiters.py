@@ -1,6 +1,6 @@
-"""Asyncio waiters of one client on one name: how many commands a grant costs, and how many connections, as they grow.
+"""Asyncio waiters of one client on one name: commands per grant, and connections, for 2, 20 and 200 waiters.
 
-Counted by MONITOR, which tells what clients send from what scripts call; the server's own counters add the two up.
+MONITOR counts the commands: it shows whether a client or a script sent one. The server's own counters add both up.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Open = Callable[[str, AsyncExitStack], NewLock]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run took."""
+    """The cost of one run."""
 
     per_second: float
     commands: float
-    """For one grant."""
+    """Commands per grant."""
     connections: int
 
 
@@ -53,7 +53,7 @@ class Monitor:
         self._ready.wait()
 
     def stop(self) -> None:
-        # Its own line ends the listening: whatever came before it has been counted.
+        # MONITOR shows this ECHO after all earlier commands, so the thread has counted those when it ends.
         self._client.echo("enough")
         self._thread.join()
         self._client.close()
@@ -80,7 +80,7 @@ def redis_py(url: str, stack: AsyncExitStack) -> NewLock:
     return lambda: client.lock("redis-py", timeout=peers.TTL)
 
 
-async def wait_in_line(url: str, open: Open, waiters: int) -> Cost:
+async def measure_waiters(url: str, open: Open, waiters: int) -> Cost:
     monitor, grants, end = Monitor(url), 0, 0.0
 
     async def waiter(lock: AbstractAsyncContextManager[Any]) -> None:
@@ -113,7 +113,7 @@ def main(rounds: int) -> list[Goal]:
             for waiters in WAITERS:
                 for name, open in contestants.items():
                     progress(f"round {number + 1} of {rounds}: {name}, {waiters} waiters")
-                    cost = asyncio.run(wait_in_line(server.url, open, waiters))
+                    cost = asyncio.run(measure_waiters(server.url, open, waiters))
                     best = costs.get((name, waiters))
                     costs[name, waiters] = cost if best is None else min(best, cost, key=lambda cost: cost.commands)
     progress("")

@@ -1,11 +1,12 @@
-"""An uncontended acquire and release over five Redis nodes, beside the same on one, with and without a dead node.
+"""An uncontended acquire and release over five Redis nodes, compared with one node, with and without a dead node.
 
-A node can be dead in two ways that no refused connection tells of: a network that swallows everything, and a process
-that is stopped. The first time-out falls into the warm-up: what is measured is every pair after it.
+A node can fail without refusing connections: the network drops all packets, or the process is stopped. The first timeout
+happens in the warm-up; the measured pairs come after it.
 
-Twice: with the nodes on a core of their own, as they are on other machines as a rule; and wherever the system puts them.
-Client and node come to share a core then, so that a pair on one node wakes no other core and is three times as fast. Five
-nodes on two cores cannot be, so there the bare scripts on five nodes are what is compared with: docs/decisions, 16.
+It runs twice: with the nodes on a core of their own, as they usually run on other machines; and on the cores that the
+system chooses. There the client and a single node often share a core, so a pair on one node wakes no other core and is
+three times as fast. Five nodes cannot share one core in this way, so the second run compares with the bare scripts on five
+nodes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(rounds: int) -> list[Goal]:
 
 
 def start(started: ExitStack) -> tuple[RedisNodes, Proxy]:
-    # Six, for the node that is stopped is a stranger to the others.
+    # One more than NODES: the node that is stopped is not one of the healthy five.
     nodes = started.enter_context(RedisNodes(NODES + 1, settings=peers.SETTINGS))
     return nodes, started.enter_context(Proxy(nodes.members[NODES - 1]))
 
@@ -56,7 +57,7 @@ def contest(where: str, nodes: RedisNodes, proxy: Proxy, rounds: int, judge: Jud
     goals = judge(f"blocking, {where}", measure(f"blocking, {where}", blocking(urls, healthy), proxy, stopped, rounds))
     aio = peers.Aio()
     contestants = asynchronous(aio, urls, healthy)
-    # Its loop is what a pair takes longest for, so the goal can be held wherever the nodes are.
+    # The event loop takes most of the time of a pair, so the same goal applies on any core.
     goals += beside_one_node(f"asyncio, {where}", measure(f"asyncio, {where}", contestants, proxy, stopped, rounds))
     aio.close()
     return goals
@@ -80,7 +81,7 @@ def measure(
     runtime_name: str, contestants: dict[str, Run], proxy: Proxy, stopped: Redis, rounds: int
 ) -> Mapping[str, Timing]:
     for run in contestants.values():
-        run(1)  # a node dies under clients that know it
+        run(1)  # each client has connected before the nodes fail
     proxy.drop()
     stopped.pause()
     timings = interleaved(contestants, rounds, repetitions=50)

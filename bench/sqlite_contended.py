@@ -1,4 +1,4 @@
-"""Eight processes on one name, on SQLite, beside a file lock."""
+"""Eight processes on one name, on SQLite, compared with a file lock."""
 
 from __future__ import annotations
 

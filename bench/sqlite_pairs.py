@@ -1,4 +1,4 @@
-"""An uncontended acquire and release on SQLite, beside its own statements run bare and beside the file locks."""
+"""An uncontended acquire and release on SQLite, compared with fencelock's bare statements and with file locks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fencelock.engines.sqlite.database import COMMITS_PER_CHECKPOINT, Database
 
 
 def bare(folder: str) -> Run:
-    """Return the very statements of an uncontended pair, on a database with the same settings and checkpoints."""
+    """Return a run of the statements of an uncontended pair, on a database with the same settings and checkpoints."""
     database = Database(os.path.join(folder, "bare.db"), boottime)
     database.write(1, database.mint)  # opens the connection and reserves tokens
     connection = database._connection
@@ -29,20 +29,20 @@ def bare(folder: str) -> Run:
 
     def run(repetitions: int) -> None:
         nonlocal commits
-        execute, place, id = connection.cursor().execute, ("fencelock", "name"), "0" * 32
+        execute, namespace_and_name, id = connection.cursor().execute, ("fencelock", "name"), "0" * 32
         for _ in range(repetitions):
             now = int(boottime() * 1e6)
             execute("BEGIN IMMEDIATE")
-            execute(sql.ANY_CLAIM, place).fetchone()
+            execute(sql.ANY_CLAIM, namespace_and_name).fetchone()
             last, _, _ = execute("SELECT token, reserved, boot FROM counter").fetchone()
             token = max(last + 1, time.time_ns() // 1000)
             execute("UPDATE counter SET token = ?", (token,))
-            args = (*place, 1, id, False, None, 30_000_000, "host:1", "", None, token, now + 30_000_000)
+            args = (*namespace_and_name, 1, id, False, None, 30_000_000, "host:1", "", None, token, now + 30_000_000)
             execute(sql.INSERT, args)
             execute("COMMIT")
             execute("BEGIN IMMEDIATE")
-            execute(sql.RELEASE, (*place, 1, id, now))
-            execute(sql.QUEUE, place).fetchone()
+            execute(sql.RELEASE, (*namespace_and_name, 1, id, now))
+            execute(sql.QUEUE, namespace_and_name).fetchone()
             execute("COMMIT")
             commits += 2
             if commits >= COMMITS_PER_CHECKPOINT:

@@ -1,4 +1,4 @@
-"""How long `fencelock run x -- true` takes from start to end: cron starts it thousands of times."""
+"""Measure the time of `fencelock run x -- true` from start to end: cron starts such commands thousands of times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def command(*argv: str, url: str) -> Run:
 
 
 def main(rounds: int) -> list[Goal]:
-    # PYTHONDONTWRITEBYTECODE may be set: then nobody else has compiled it.
+    # If PYTHONDONTWRITEBYTECODE is set, the package is not compiled yet.
     compileall.compile_dir(str(Path(__file__).parent.parent / "src"), quiet=1)
     script = str(Path(sys.executable).parent / "fencelock")
     base = "python -c 'import sqlite3, json'"

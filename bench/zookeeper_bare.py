@@ -1,4 +1,4 @@
-"""What ZooKeeper and this machine allow: a lock of bytes on a socket, with no library, no token, and no care for faults."""
+"""The bound on ZooKeeper: a lock over a raw socket, without a library, a token, or handling of faults."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 CREATE, DELETE, GET, CHILDREN = 1, 2, 4, 8
 EVENT, NO_NODE, EXISTS = -1, -101, -110
 EPHEMERAL_SEQUENTIAL = 3
-ANYBODY = struct.pack(">ii", 1, 31) + b"\0\0\0\5world\0\0\0\6anyone"
+OPEN_ACL = struct.pack(">ii", 1, 31) + b"\0\0\0\5world\0\0\0\6anyone"
 
 
 class BareLock:
-    """Create and children together, a watch on the one ahead, delete: nothing else is sent, and one thread does it all."""
+    """A lock in four requests: create and children together, a watch on the node ahead, delete. It has no threads."""
 
     def __init__(self, url: str, parent: str, seconds: int) -> None:
         host, _, port = url.partition("://")[2].partition(":")
@@ -23,34 +23,34 @@ class BareLock:
         self._parent, self._node = parent, ""
         self._send(struct.pack(">iqiq", 0, 0, seconds * 1000, 0) + text(b"\0" * 16))
         self._message()
-        self._send(struct.pack(">ii", 1, CREATE) + text(parent) + text(b"") + ANYBODY + struct.pack(">i", 0))
-        if self._answer()[0] not in (0, EXISTS):
-            raise ConnectionError(f"{parent} cannot be made")
+        self._send(struct.pack(">ii", 1, CREATE) + text(parent) + text(b"") + OPEN_ACL + struct.pack(">i", 0))
+        if self._reply()[0] not in (0, EXISTS):
+            raise ConnectionError(f"ZooKeeper did not create {parent}")
         path = text(f"{parent}/lock-") + text(b"")
-        self._enter = packet(struct.pack(">ii", 1, CREATE) + path + ANYBODY + struct.pack(">i", EPHEMERAL_SEQUENTIAL))
+        self._enter = packet(struct.pack(">ii", 1, CREATE) + path + OPEN_ACL + struct.pack(">i", EPHEMERAL_SEQUENTIAL))
         self._enter += packet(struct.pack(">ii", 1, CHILDREN) + text(parent) + b"\0")
 
     def __enter__(self) -> None:
         self._sock.sendall(self._enter)
-        _, made = self._answer()
+        _, made = self._reply()
         self._node = made[4:].decode().rpartition("/")[2]
-        _, found = self._answer()
+        _, found = self._reply()
         ahead = max((child for child in strings(found) if child < self._node), default=None)
         if ahead is not None:
             self._send(struct.pack(">ii", 1, GET) + text(f"{self._parent}/{ahead}") + b"\1")
-            error, _ = self._answer()
+            error, _ = self._reply()
             while error != NO_NODE and self._message()[0] != EVENT:
                 pass
 
     def __exit__(self, *_: Any) -> None:
         path = text(f"{self._parent}/{self._node}")
         self._send(struct.pack(">ii", 1, DELETE) + path + struct.pack(">i", -1))
-        self._answer()
+        self._reply()
 
     def _send(self, content: bytes) -> None:
         self._sock.sendall(packet(content))
 
-    def _answer(self) -> tuple[int, bytes]:
+    def _reply(self) -> tuple[int, bytes]:
         while True:
             number, error, content = self._message()
             if number != EVENT:
@@ -76,9 +76,9 @@ def text(content: str | bytes) -> bytes:
 
 
 def strings(content: bytes) -> list[str]:
-    found, place = [], 4
+    found, offset = [], 4
     for _ in range(int.from_bytes(content[:4])):
-        length = int.from_bytes(content[place : place + 4])
-        found.append(content[place + 4 : place + 4 + length].decode())
-        place += 4 + length
+        length = int.from_bytes(content[offset : offset + 4])
+        found.append(content[offset + 4 : offset + 4 + length].decode())
+        offset += 4 + length
     return found

@@ -1,4 +1,4 @@
-"""Eight processes on one name, on ZooKeeper, beside kazoo's lock and bare sockets. tooz's lock is kazoo's."""
+"""Eight processes on one name, on ZooKeeper, compared with kazoo's lock and a bare socket. tooz's lock is kazoo's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.servers.zookeeper import ZooKeeper
 OURS = "fencelock"
 KAZOO = "kazoo Lock"
 WARM_UP = 5.0
-"""Seconds for each in which Java compiles what it asks for, which is not what is measured."""
+"""Seconds that each contestant runs first, so that Java has compiled the server's code before the measurement."""
 BARE = "bare sockets, no library (the bound)"
 
 

@@ -1,4 +1,4 @@
-"""An uncontended acquire and release on ZooKeeper, beside the bare requests and beside the peers."""
+"""An uncontended acquire and release on ZooKeeper, compared with the bare requests and the peers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.harness import Goal, Timing, interleaved, show, with_async_lock, with
 from tests.servers.zookeeper import ZooKeeper
 
 OURS = "fencelock"
-BARE = "create, children and delete of kazoo's, bare"
+BARE = "create, children and delete over kazoo, bare"
 KAZOO = "kazoo Lock (no token)"
 
 

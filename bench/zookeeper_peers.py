@@ -1,4 +1,4 @@
-"""Who is measured on ZooKeeper: kazoo's lock, tooz's, ours, and bare requests; imported when they are made."""
+"""The contestants on ZooKeeper: the locks of kazoo, tooz and fencelock, and bare requests. Each imports its package."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from bench.harness import Run
 
 TTL = 30
-# Nothing waits for the disk, so that it is the locks that are measured.
+# The server does not sync to disk: the benchmark measures the locks, not the disk.
 SETTINGS = {"forceSync": "no"}
-# The tests' servers are compiled for a quick start; those that are measured as they are for days of work.
+# Servers in tests use Java's fast, simple compiler. A measured server uses the optimizing one, as in production.
 JVM = {"_JAVA_OPTIONS": "-XX:TieredStopAtLevel=4 -Xmx512m"}
 
 
@@ -20,7 +20,7 @@ _open: list[Callable[[], object]] = []
 
 
 def finish() -> None:
-    """Leave the server before it ends: kazoo would go on to look for it, and say so."""
+    """Close all clients before the server stops: kazoo would try to reconnect, and log it."""
     while _open:
         _open.pop()()
 
@@ -55,7 +55,7 @@ def raw(url: str) -> AbstractContextManager[Any]:
 
 
 def bare(url: str) -> Run:
-    """The requests that a lock cannot do without: create and children sent together, then delete."""
+    """Return a run of the fewest requests of a lock: create and children together, then delete."""
     client = _client(url)
     client.ensure_path("/bare")
 
@@ -71,14 +71,14 @@ def bare(url: str) -> Run:
 
 
 def bare_async(url: str, loop: asyncio.AbstractEventLoop) -> Run:
-    """The same, with kazoo's callbacks made into futures."""
+    """Return the same run for asyncio, with a future for each of kazoo's callbacks."""
     client = _client(url)
     client.ensure_path("/bare-async")
 
-    def future(asked: Any) -> asyncio.Future[Any]:
-        answer: asyncio.Future[Any] = loop.create_future()
-        asked.rawlink(lambda it: loop.call_soon_threadsafe(answer.set_result, it.get()))
-        return answer
+    def future(request: Any) -> asyncio.Future[Any]:
+        reply: asyncio.Future[Any] = loop.create_future()
+        request.rawlink(lambda it: loop.call_soon_threadsafe(reply.set_result, it.get()))
+        return reply
 
     async def pairs(repetitions: int) -> None:
         for _ in range(repetitions):
