@@ -1,4 +1,4 @@
-"""The story of fencelock in ten seconds: a lock fails, the fence holds.
+"""What a fence is for, in ten seconds: a lock fails, the fence protects the data.
 
 Three workers, real processes, add one to a shared record, each under the lock,
 again and again. One of them is stopped (SIGSTOP) between its read and its write
@@ -31,7 +31,7 @@ import fencelock
 from fencelock.fences import TokenPair
 from fencelock.fences.sql import SqlFence
 
-logging.getLogger("fencelock").addHandler(logging.NullHandler())  # the story tells of losses itself
+logging.getLogger("fencelock").addHandler(logging.NullHandler())  # the timeline shows lost leases
 
 WORKERS = ("alice", "bob", "carol")
 VICTIM = "bob"
@@ -44,11 +44,11 @@ TOO_LONG = 60.0
 COLORS = {"alice": 36, "bob": 35, "carol": 34, DIRECTOR: 33}
 LANE = 23
 HOLD_BACK = 0.15
-"""A worker tells of its write when the next may already hold the lock: events wait so long to be put in order."""
+"""Seconds that events wait to be sorted: a worker reports its write when the next one may already hold the lock."""
 
 
 class Event(NamedTuple):
-    """What somebody did, and when. The clock is the same for all processes of a machine."""
+    """One step of a worker or of the director. All processes of a machine share this clock."""
 
     at: float
     who: str
@@ -61,25 +61,25 @@ class Event(NamedTuple):
 
 
 def work(name: str, folder: str, fenced: bool) -> None:
-    """Add one to the record ROUNDS times; tell the director about every step."""
+    """Add one to the record ROUNDS times, and report every step to the director."""
     database = sqlite3.connect(f"{folder}/application.db", timeout=10, isolation_level=None)
     with fencelock.connect(f"sqlite:///{folder}/locks.db", ttl=TTL, owner=name) as locks:
         done = 0
         while done < ROUNDS:
             try:
                 with locks.lock("record") as lease:
-                    tell(time.monotonic(), "holds", lease.token)
+                    report(time.monotonic(), "holds", lease.token)
                     done += add_one(database, lease, fenced)
             except fencelock.LeaseLost:
-                tell(time.monotonic(), "learns")
+                report(time.monotonic(), "learns")
             time.sleep(0.05)
 
 
 def add_one(database: sqlite3.Connection, lease: fencelock.Lease, fenced: bool) -> bool:
-    """Read, think, write, as applications do. With the fence, the check comes before the first read.
+    """Read, compute, write, as applications do. With the fence, the check comes before the first read.
 
-    The write carries the token and not the lease's clock: a worker that is stopped after its last look at the clock, or a
-    message that is late, is just this. (A fence that gets a lease looks at its clock first, and raises LeaseLost.)
+    The second check gets only the token, as if the worker stopped after its last look at the clock, or as if a message
+    arrived late. (A fence that gets a lease also checks the lease's own deadline, and raises LeaseLost.)
     """
     sent = TokenPair(lease.token, lease.id, lease.name)
     try:
@@ -88,22 +88,22 @@ def add_one(database: sqlite3.Connection, lease: fencelock.Lease, fenced: bool) 
                 SqlFence().check(database, lease)
             value = database.execute("SELECT value FROM record").fetchone()[0]
         lease.check()  # the last look at the clock
-        tell(at, "reads", lease.token, value)
-        time.sleep(0.3)  # the thinking, in which anything may happen
+        report(at, "reads", lease.token, value)
+        time.sleep(0.3)  # the computation; the worker may be stopped here
         with transaction(database) as at:
             if fenced:
                 SqlFence().check(database, sent)
             database.execute("UPDATE record SET value = ?", (value + 1,))
     except fencelock.StaleToken:
-        tell(at, "refused", lease.token)
+        report(at, "refused", lease.token)
         return False
-    tell(at, "writes", lease.token, value + 1)
+    report(at, "writes", lease.token, value + 1)
     return True
 
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[float]:
-    """Be alone with the database; give a time at which this was so, by which the director can put events in order."""
+    """Run a write transaction and yield a time inside it; the director sorts events by these times."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield time.monotonic()
@@ -113,29 +113,29 @@ def transaction(database: sqlite3.Connection) -> Iterator[float]:
     database.execute("COMMIT")
 
 
-def tell(at: float, what: str, token: int = 0, value: int = 0) -> None:
+def report(at: float, what: str, token: int = 0, value: int = 0) -> None:
     print(json.dumps([at, what, token, value]), flush=True)
 
 
-# ---------------------------------------------------------------------- the timeline, which shows what they do
+# ---------------------------------------------------------------------- the timeline, which prints the events
 
 
 class Timeline:
-    """One lane for each worker, one line for each event, in the order of their times."""
+    """Prints one line for each event, in the order of their times, with one column for each worker."""
 
     def __init__(self, explain: bool) -> None:
         self.start = time.monotonic()
         self.writes = 0
         self.learned = False
-        """Whether the victim was told that its lease is lost."""
+        """Whether the victim got LeaseLost."""
         self._explain = explain
-        self._color = colourful(os.environ, sys.stdout.isatty())
+        self._color = use_colors(os.environ, sys.stdout.isatty())
         self._tokens: dict[int, int] = {}
         self._newest = 0
         self._admitted = 0
 
     def show(self, event: Event) -> None:
-        """Show one event. The first is a worker that holds the lock, and brings the heading with it."""
+        """Print one event. The first event is a worker that holds the lock; print the heading before it."""
         if not self._tokens:
             self._head(event.token)
         text, bold = self._describe(event)
@@ -143,7 +143,7 @@ class Timeline:
         print(f"{event.at - self.start:6.2f} s  {indent}{self._paint(text, event.who, bold)}", flush=True)
 
     def _describe(self, event: Event) -> tuple[str, bool]:
-        """Return the event in words, and whether to stress it."""
+        """Return the text for an event, and whether to print it in bold."""
         if event.what == "holds":
             return f"holds, token #{self._number(event.token)}", False
         if event.what == "reads":
@@ -165,13 +165,13 @@ class Timeline:
         return f"-- {event.what} --", True
 
     def _number(self, token: int) -> int:
-        """Return a token's place among those of this half: as tokens rise, so do these."""
+        """Return the number of a token among the tokens of this part, in the order of the grants."""
         return self._tokens.setdefault(token, len(self._tokens) + 1)
 
     def _head(self, token: int) -> None:
         if self._explain:
             print("\n   #1, #2, ... are the fencing tokens in the order in which they were")
-            print(f"   granted; each half counts anew. In full, this #1 is {token}.")
+            print(f"   granted; each part starts at #1. In full, this #1 is {token}.")
         lanes = "".join(self._paint(f"{name:<{LANE}}", name) for name in WORKERS)
         print(f"\n   time   {lanes.rstrip()}")
 
@@ -179,32 +179,32 @@ class Timeline:
         return f"\033[{'1;' if bold else ''}{COLORS[who]}m{text}\033[0m" if self._color else text
 
 
-def colourful(environment: Mapping[str, str], terminal: bool) -> bool:
-    """Return whether to use colours: see https://no-color.org."""
+def use_colors(environment: Mapping[str, str], terminal: bool) -> bool:
+    """Return whether to use colors: see https://no-color.org."""
     if environment.get("FORCE_COLOR"):
         return True
     return terminal and not environment.get("NO_COLOR")
 
 
-# ---------------------------------------------------------------------- the director, who starts and stops them
+# ---------------------------------------------------------------------- the director, which starts and stops workers
 
 
 class Outcome(NamedTuple):
-    """How one half ended."""
+    """The result of one part."""
 
     writes: int
-    """How many were reported as done."""
+    """The writes that workers reported as done."""
     value: int
-    """What the record says."""
+    """The value in the record at the end."""
     learned: bool
 
     @property
-    def gone(self) -> int:
+    def lost(self) -> int:
         return self.writes - self.value
 
 
-def play(fenced: bool) -> Outcome:
-    """Run one half of the story."""
+def run_part(fenced: bool) -> Outcome:
+    """Run one part of the demo: the workers, with or without the fence."""
     with tempfile.TemporaryDirectory(prefix="fencelock-demo-") as folder:
         database = sqlite3.connect(f"{folder}/application.db")
         database.execute("PRAGMA journal_mode = WAL")
@@ -217,41 +217,41 @@ def play(fenced: bool) -> Outcome:
                 workers[name] = start(name, folder, fenced)
             timeline = watch(workers, Timeline(explain=not fenced))
         finally:
-            impatient = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
             for worker in workers.values():
                 worker.kill()
                 worker.wait()
-            signal.signal(signal.SIGINT, impatient)
+            signal.signal(signal.SIGINT, previous_handler)
         value = database.execute("SELECT value FROM record").fetchone()[0]
         database.close()
     return Outcome(timeline.writes, value, timeline.learned)
 
 
 def start(name: str, folder: str, fenced: bool) -> subprocess.Popen[str]:
-    """Start a worker in a process group of its own, which the terminal's Ctrl-C does not reach: we end it ourselves."""
+    """Start a worker in its own process group: Ctrl-C in the terminal does not reach it, and the director kills it."""
     command = [sys.executable, __file__, "worker", name, folder, "fenced" if fenced else "bare"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
 
 
 def watch(workers: dict[str, subprocess.Popen[str]], timeline: Timeline) -> Timeline:
-    """Show what the workers tell; stop the victim at its second read, and let it go on when its lease is long over."""
-    heard: queue.Queue[Event] = queue.Queue()
+    """Show the workers' reports; stop the victim at its second read, and resume it when its lease has expired."""
+    reports: queue.Queue[Event] = queue.Queue()
     for name, worker in workers.items():
-        threading.Thread(target=listen, args=(name, worker, heard), daemon=True).start()
+        threading.Thread(target=listen, args=(name, worker, reports), daemon=True).start()
     pending: list[Event] = []
-    running, reads, go_on_at = set(workers), 0, inf
+    running, reads, resume_at = set(workers), 0, inf
     while running or pending:
         now = time.monotonic()
         if now > timeline.start + TOO_LONG:
-            raise TimeoutError(f"{', '.join(running)} did not come to an end")
-        if now >= go_on_at:
-            go_on_at = inf
+            raise TimeoutError(f"{', '.join(running)} did not end in time")
+        if now >= resume_at:
+            resume_at = inf
             heappush(pending, Event(now, DIRECTOR, f"{VICTIM} goes on, and does not know that time has passed"))
             workers[VICTIM].send_signal(signal.SIGCONT)
         while pending and (not running or pending[0].at <= now - HOLD_BACK):
             timeline.show(heappop(pending))
         try:
-            event = heard.get(timeout=0.02)
+            event = reports.get(timeout=0.02)
         except queue.Empty:
             continue
         if event.what == "ends":
@@ -262,40 +262,40 @@ def watch(workers: dict[str, subprocess.Popen[str]], timeline: Timeline) -> Time
         if reads == 2 and event.who == VICTIM and event.what == "reads":
             workers[VICTIM].send_signal(signal.SIGSTOP)
             now = time.monotonic()
-            go_on_at = now + STOPPED_FOR
+            resume_at = now + STOPPED_FOR
             text = f"{VICTIM} is stopped for {STOPPED_FOR:g} s; its lease lasts {TTL:g} s"
             heappush(pending, Event(now, DIRECTOR, text))
     return timeline
 
 
-def listen(name: str, worker: subprocess.Popen[str], heard: queue.Queue[Event]) -> None:
+def listen(name: str, worker: subprocess.Popen[str], reports: queue.Queue[Event]) -> None:
     assert worker.stdout is not None
     with worker.stdout as lines:
         for line in lines:
             at, what, token, value = json.loads(line)
-            heard.put(Event(at, name, what, token, value))
-    heard.put(Event(time.monotonic(), name, "ends"))
+            reports.put(Event(at, name, what, token, value))
+    reports.put(Event(time.monotonic(), name, "ends"))
 
 
 def main() -> int:
     print(__doc__)
     print("1. The lock alone. Every worker holds it when it writes, or believes so.", flush=True)
-    bare = play(fenced=False)
+    bare = run_part(fenced=False)
     print(
-        f"\n   {bare.writes} writes were reported as done; the record says {bare.value}: {bare.gone} updates are gone."
+        f"\n   {bare.writes} writes were reported as done; the record says {bare.value}: {bare.lost} updates are gone."
     )
-    if not bare.gone:
-        print("   Nothing was lost this time, so the first half shows nothing; run it again.")
+    if not bare.lost:
+        print("   No update was lost this time, so the first part shows nothing; run it again.")
         return 2
     if bare.learned:
         print(f"   {VICTIM} did learn that its lease was lost, but too late: it had written by then.")
     print("\n2. The same with the fence: the record refuses a token that is older than one")
     print("   it has seen.", flush=True)
-    fenced = play(fenced=True)
-    print(f"\n   {fenced.writes} writes were reported as done; the record says {fenced.value}: {fenced.gone} are gone.")
+    fenced = run_part(fenced=True)
+    print(f"\n   {fenced.writes} writes were reported as done; the record says {fenced.value}: {fenced.lost} are gone.")
     print("\nThe lock keeps workers from getting in each other's way. The fence keeps the")
     print("data right.")
-    return 1 if fenced.gone else 0
+    return 1 if fenced.lost else 0
 
 
 if __name__ == "__main__":
