@@ -1,4 +1,4 @@
-"""A user's own redis-py client in a URL's place: connected as it is, and otherwise left alone."""
+"""`connect` with an application's own redis-py client: fencelock copies its settings and does not use its connections."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def server(own_redis: Own) -> Redis:
 
 
 @pytest.fixture(params=["plain", "decoding", "resp2", "pool", "url"])
-def given(request: pytest.FixtureRequest, server: Redis) -> dict[str, Any]:
-    """What a client may be made with."""
+def settings(request: pytest.FixtureRequest, server: Redis) -> dict[str, Any]:
+    """The arguments from which an application may make its client."""
     base: dict[str, Any] = {"host": server.host, "port": server.port, "password": PASSWORD, "db": 4}
     return {
         "plain": base,
@@ -37,20 +37,20 @@ def given(request: pytest.FixtureRequest, server: Redis) -> dict[str, Any]:
     }[request.param]
 
 
-def make(module: Any, given: dict[str, Any]) -> Any:
+def make(module: Any, settings: dict[str, Any]) -> Any:
     """Return a blocking or an asyncio client."""
-    if "pool" in given:
+    if "pool" in settings:
         return module.Redis(
-            connection_pool=module.BlockingConnectionPool(max_connections=1, timeout=5, **given["pool"])
+            connection_pool=module.BlockingConnectionPool(max_connections=1, timeout=5, **settings["pool"])
         )
-    if "url" in given:
-        return module.Redis.from_url(given["url"])
-    return module.Redis(**given)
+    if "url" in settings:
+        return module.Redis.from_url(settings["url"])
+    return module.Redis(**settings)
 
 
-def test_client(server: Redis, given: dict[str, Any]) -> None:
-    """A blocking client is connected like, not used: its own connections work before, meanwhile and afterwards."""
-    client = make(redis, given)
+def test_client(server: Redis, settings: dict[str, Any]) -> None:
+    """fencelock connects with a blocking client's settings; the client's own connections work before, meanwhile and after."""
+    client = make(redis, settings)
     client.set("theirs", "1")
     with fencelock.connect(client) as locks:
         lease = locks.lock("x").acquire()
@@ -68,9 +68,9 @@ def test_client(server: Redis, given: dict[str, Any]) -> None:
     client.connection_pool.disconnect()
 
 
-async def test_asyncio_client(server: Redis, given: dict[str, Any]) -> None:
-    """The same for the asyncio twin."""
-    client = make(redis.asyncio, given)
+async def test_asyncio_client(server: Redis, settings: dict[str, Any]) -> None:
+    """fencelock connects with an asyncio client's settings; the client's own connections keep working."""
+    client = make(redis.asyncio, settings)
     await client.set("theirs", "1")
     async with aio.connect(client) as locks:
         lease = await locks.lock("x").acquire()
@@ -96,11 +96,11 @@ def test_client_that_is_closed(server: Redis) -> None:
 
 @pytest.fixture
 def wrong() -> Callable[[str], Any]:
-    """Makes things that are not a client of the right kind."""
+    """Makes objects that are no client, or a client of the wrong kind."""
 
     def make(kind: str) -> Any:
         if kind == "cluster":
-            # Its constructor connects; what matters here is only what it is.
+            # Without its constructor, which would connect: the test needs only the type.
             return redis.RedisCluster.__new__(redis.RedisCluster)
         if kind == "asyncio cluster":
             return redis.asyncio.RedisCluster.__new__(redis.asyncio.RedisCluster)
@@ -116,7 +116,7 @@ def wrong() -> Callable[[str], Any]:
     return make
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # clusters that were never made
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of clusters without a constructor call
 @pytest.mark.parametrize(
     ("connect", "kind", "words"),
     [

@@ -25,7 +25,7 @@ from tests.servers.proxy import Proxy
 from tests.servers.redis import Redis, RedisTls
 from tests.support.waiting import SOON
 
-CALL_OUT = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1], ARGV[2]) return ARGV[3]"
+PUBLISH_TWICE = "redis.call('PUBLISH', KEYS[1], ARGV[1]) redis.call('PUBLISH', KEYS[1], ARGV[2]) return ARGV[3]"
 
 
 class Ends:
@@ -33,19 +33,19 @@ class Ends:
 
     def __init__(self, runtime_name: str) -> None:
         self.runtime: Runtime = AsyncioRuntime() if runtime_name == "aio" else BlockingRuntime()
-        self.heard: list[Any] = []
+        self.pushes: list[Any] = []
         self.ended = 0
         self._connections: list[Connection] = []
 
     async def connection(self, connector: Any) -> Connection:
         """Connect."""
-        self._connections.append(await self.runtime.connect(connector, self._hear, self._end))
+        self._connections.append(await self.runtime.connect(connector, self._on_push, self._end))
         return self._connections[-1]
 
-    def _hear(self, push: Any) -> bool:
+    def _on_push(self, push: Any) -> bool:
         if push[0] == b"subscribe":
             return True
-        self.heard.append(push)
+        self.pushes.append(push)
         return False
 
     def _end(self) -> None:
@@ -75,7 +75,7 @@ def _never() -> NoReturn:
 
 
 class Scripted(RedisConnector):
-    """Leads to a server that says what the test has it say, byte by byte."""
+    """Connects to a fake server whose bytes the test sends."""
 
     def __init__(self) -> None:
         super().__init__("scripted", _never, _never)
@@ -97,10 +97,10 @@ PUSH = b">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$10\r\n0123456789\r\n"
 @pytest.mark.parametrize("cut", [1, 5, 13])
 @pytest.mark.parametrize("with_answer", [True, False])
 async def test_push_in_two_parts(ends: Ends, cut: int, with_answer: bool) -> None:
-    """A push whose last bytes come by themselves is heard."""
+    """A push whose last bytes arrive later is received."""
     connector = Scripted()
     event = ends.runtime.push_event()
-    ends.heard = _SetsEvent(event)
+    ends.pushes = _SetsEvent(event)
     connection = await ends.connection(connector)
     connector.theirs.sendall(b":-2\r\n" + (PUSH[:-cut] if with_answer else b""))
     assert await connection.request(("PING",), SOON) == -2
@@ -109,12 +109,12 @@ async def test_push_in_two_parts(ends: Ends, cut: int, with_answer: bool) -> Non
         assert not await ends.runtime.wait_for_push([connection], event, 0.02)
     connector.theirs.sendall(PUSH[-cut:])
     assert await ends.runtime.wait_for_push([connection], event, SOON)
-    assert [push[2] for push in ends.heard] == [b"0123456789"]
+    assert [push[2] for push in ends.pushes] == [b"0123456789"]
     connector.theirs.close()
 
 
-async def test_time_out_under_signals(ends: Ends) -> None:
-    """A timeout comes on time, however often signals interrupt the caller."""
+async def test_timeout_under_signals(ends: Ends) -> None:
+    """A timeout ends on time, however often signals interrupt the caller."""
     connector = Scripted()
     connection = await ends.connection(connector)
     over = threading.Event()
@@ -141,14 +141,14 @@ async def test_time_out_under_signals(ends: Ends) -> None:
         connector.theirs.close()
 
 
-def test_time_out_under_a_timer() -> None:
-    """A time-out comes on time, also if a profiler has a signal sent every millisecond."""
+def test_timeout_under_a_timer() -> None:
+    """A timeout ends on time, also if a profiler's timer sends a signal every millisecond."""
     connector = Scripted()
     connection = run_sync(BlockingRuntime().connect(connector, print, print))
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     begun = boottime()
-    # Should it hang, it breaks, with another error.
+    # If the request hangs, the end of the connection ends it with another error.
     cut = threading.Timer(10, connector.theirs.close)
     cut.start()
     try:
@@ -164,7 +164,7 @@ def test_time_out_under_a_timer() -> None:
 
 
 def test_server_that_reads_late() -> None:
-    """A command for which there is no room waits until the server reads on, and then comes through whole."""
+    """A command that does not fit into the buffers waits until the server reads again, and then arrives complete."""
     connector = Scripted()
     connection = run_sync(BlockingRuntime().connect(connector, print, print))
     blob = "x" * 30_000_000  # more than the buffers of both ends
@@ -187,8 +187,8 @@ def test_server_that_reads_late() -> None:
         connector.theirs.close()
 
 
-def test_server_that_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that leaves us with full buffers counts as gone: half a command must not be followed by another."""
+def test_server_that_stops_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed if the server stops reading: after a part of a command, nothing else may be sent."""
     monkeypatch.setattr("fencelock.runtime.socket_connection.SEND_SECONDS", 0.2)
     connector = Scripted()
     connection = run_sync(BlockingRuntime().connect(connector, print, print))
@@ -200,28 +200,28 @@ def test_server_that_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     connector.theirs.close()
 
 
-async def test_pushes_beside_answers(url: str, ends: Ends) -> None:
-    """What is pushed in the same packet as an answer is heard, and never taken for it."""
+async def test_pushes_together_with_replies(url: str, ends: Ends) -> None:
+    """A push in the same packet as a reply is received, and never taken for the reply."""
     connection = await ends.connection(from_url(url))
     await connection.request(("SUBSCRIBE", "here"), SOON)
     for i in range(200):
-        asked = ("EVAL", CALL_OUT, 1, "here", f"a{i}", f"b{i}", f"answer{i}")
+        asked = ("EVAL", PUBLISH_TWICE, 1, "here", f"a{i}", f"b{i}", f"answer{i}")
         assert await connection.request(asked, SOON) == b"answer%d" % i
     await connection.request(("PING",), SOON)
-    assert [push[2] for push in ends.heard] == [word for i in range(200) for word in (b"a%d" % i, b"b%d" % i)]
+    assert [push[2] for push in ends.pushes] == [word for i in range(200) for word in (b"a%d" % i, b"b%d" % i)]
 
 
-async def test_push_wakes_a_listener(url: str, ends: Ends) -> None:
+async def test_push_wakes_a_waiter(url: str, ends: Ends) -> None:
     """A push from another connection wakes a waiter, and so does the end of its connection."""
     connection, other = await ends.connection(from_url(url)), await ends.connection(from_url(url))
     event = ends.runtime.event()
-    ends.heard = _SetsEvent(event)
+    ends.pushes = _SetsEvent(event)
     connection = await ends.connection(from_url(url))
     await connection.request(("SUBSCRIBE", "here"), SOON)
     assert not await ends.runtime.wait_for_push([connection], event, 0.02)
     assert await other.request(("PUBLISH", "here", "x" * 100_000), SOON) == 1
     assert await ends.runtime.wait_for_push([connection], event, SOON)
-    assert len(ends.heard[0][2]) == 100_000
+    assert len(ends.pushes[0][2]) == 100_000
     event.clear()
     await other.request(("CLIENT", "KILL", "TYPE", "pubsub"), SOON)
     await ends.runtime.wait_for_push([connection], event, SOON)
@@ -231,7 +231,7 @@ async def test_push_wakes_a_listener(url: str, ends: Ends) -> None:
 
 
 class _SetsEvent(list[Any]):
-    """Takes in pushes, and rings."""
+    """A list of pushes that sets an event for each new one."""
 
     def __init__(self, event: Any) -> None:
         super().__init__()
@@ -242,8 +242,8 @@ class _SetsEvent(list[Any]):
         self._event.set()
 
 
-async def test_large_answers(url: str, ends: Ends) -> None:
-    """Answers and commands larger than any buffer come through whole."""
+async def test_large_replies(url: str, ends: Ends) -> None:
+    """Replies and commands that are larger than any buffer arrive complete."""
     connection = await ends.connection(from_url(url))
     for size in (1, 65_535, 65_536, 65_537, 3_000_000):
         assert await connection.request(("ECHO", "ä" * size), SOON) == b"\xc3\xa4" * size
@@ -252,8 +252,8 @@ async def test_large_answers(url: str, ends: Ends) -> None:
     assert answers == [f"{i}".encode() * 10_000 for i in range(100)]
 
 
-async def test_late_answers_are_skipped(server: Redis, proxy: Callable[..., Proxy], ends: Ends) -> None:
-    """An answer that comes after its asker gave up is skipped; the next asker gets its own."""
+async def test_late_replies_are_skipped(server: Redis, proxy: Callable[..., Proxy], ends: Ends) -> None:
+    """A reply that arrives after its request timed out is skipped; the next request gets its own reply."""
     between = proxy(server)
     connection = await ends.connection(from_url(between.url))
     between.delay(0.05, "to_client")
@@ -295,7 +295,7 @@ async def test_random_timeouts(server: Redis, proxy: Callable[..., Proxy], ends:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_cancellations(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
-    """A hundred tasks share a connection and are cancelled at random: none ever sees what another asked for."""
+    """A hundred tasks share a connection and are cancelled at random: none ever gets the reply to another's request."""
     between = proxy(server)
     dice = random.Random(seed)
     async with aio.connect(between.url) as locks:
@@ -327,7 +327,7 @@ async def test_random_cancellations(server: Redis, proxy: Callable[..., Proxy], 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancelled_while_connecting(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
-    """A task that is cancelled while it opens the first connection does no harm to others that wait for the same one."""
+    """A task that is cancelled while it opens the first connection does not disturb others that wait for that connection."""
     between = proxy(server)
     dice = random.Random(seed)
     between.delay(0.002)
@@ -342,17 +342,19 @@ async def test_cancelled_while_connecting(server: Redis, proxy: Callable[..., Pr
 
 
 async def test_cancellation_that_a_driver_swallows() -> None:
-    """Who is cancelled while a driver connects is cancelled, even if the driver goes on as if nothing had happened."""
+    """A task that is cancelled while a driver connects gets CancelledError, even if the driver suppresses it."""
     begun = asyncio.Event()
 
-    class Deaf(Scripted):
+    class IgnoresCancel(Scripted):
         async def aconnect(self, reach: object = None) -> tuple[Any, object]:
             begun.set()
-            with suppress(asyncio.CancelledError):  # as `asyncio.wait_for` does before Python 3.12, if its work is done
+            with suppress(
+                asyncio.CancelledError
+            ):  # as `asyncio.wait_for` did before Python 3.12 if its result was there
                 await asyncio.sleep(60)
             return await super().aconnect(reach)
 
-    connector = Deaf()
+    connector = IgnoresCancel()
     runtime = AsyncioRuntime()
     connecting = asyncio.ensure_future(runtime.connect(connector, print, print))
     await begun.wait()

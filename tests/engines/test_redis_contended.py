@@ -1,4 +1,4 @@
-"""Many threads that take turns on a real server: whatever goes wrong, everybody has a turn, and one at a time."""
+"""Many threads contend for one lock on a real server: through every fault, each gets the lock, one at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Own = Callable[..., Redis]
 THREADS = 4
 
 
-class Crowd:
-    """Threads, each with a client of its own, that take turns."""
+class Contenders:
+    """Threads, each with its own client, that contend for one lock."""
 
     def __init__(self, url: str, body: float = 0.0) -> None:
         self._url = url
@@ -27,23 +27,23 @@ class Crowd:
         self.tokens: list[int] = []
         self.errors: list[BaseException] = []
 
-    def run(self, turns: int) -> None:
-        """Let everybody have so many turns."""
-        threads = [threading.Thread(target=self._take, args=(turns,)) for _ in range(THREADS)]
+    def run(self, times: int) -> None:
+        """Let each thread acquire the lock this many times, and check the tokens."""
+        threads = [threading.Thread(target=self._take, args=(times,)) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert not self.errors
-        assert len(self.tokens) == THREADS * turns
-        assert self.tokens == sorted(set(self.tokens)), "in the order of the turns, and none twice"
+        assert len(self.tokens) == THREADS * times
+        assert self.tokens == sorted(set(self.tokens)), "tokens rise in the order of the grants"
         assert 0 < self.tokens[0] <= self.tokens[-1] <= TOKEN_MAX
 
-    def _take(self, turns: int) -> None:
+    def _take(self, times: int) -> None:
         try:
             with fencelock.connect(self._url) as locks:
                 lock = locks.lock("x", timeout=SOON)
-                for _ in range(turns):
+                for _ in range(times):
                     with lock as lease:
                         self._inside += 1
                         self.tokens.append(lease.token)
@@ -55,54 +55,54 @@ class Crowd:
 
 
 @contextmanager
-def meanwhile(harass: Callable[[], object], every: float) -> Iterator[None]:
-    """Do that again and again."""
-    over = threading.Event()
+def meanwhile(disturb: Callable[[], object], every: float) -> Iterator[None]:
+    """Repeat a call in a thread while the body runs."""
+    stopped = threading.Event()
 
-    def go_on() -> None:
-        while not over.wait(every):
-            harass()
+    def repeat() -> None:
+        while not stopped.wait(every):
+            disturb()
 
-    thread = threading.Thread(target=go_on)
+    thread = threading.Thread(target=repeat)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 
-def test_two_scripts_for_each_turn(server: Redis) -> None:
-    """A thread asks once for the lock and gives it back once; its wake-up brings the token, so nothing else is sent."""
+def test_two_scripts_per_acquire_and_release(server: Redis) -> None:
+    """An attempt and a release are enough for each grant: the wake-up has the token, so a waiter sends nothing else."""
     tell(server, "CONFIG", "RESETSTAT")
-    Crowd(server.url).run(100)
+    Contenders(server.url).run(100)
     assert commands(server)["evalsha"] < 2 * 400 + 40
     assert only_counters(server)
 
 
-def test_turns_on_the_oldest_server(own_redis62: Callable[..., Redis62]) -> None:
-    """The same works on Redis 6.2."""
+def test_contention_on_the_oldest_supported_server(own_redis62: Callable[..., Redis62]) -> None:
+    """Threads that contend on Redis 6.2 get the lock one at a time."""
     server = own_redis62()
-    Crowd(server.url, body=0.001).run(30)
+    Contenders(server.url, body=0.001).run(30)
     assert only_counters(server)
 
 
 def test_server_that_forgets_scripts(server: Redis) -> None:
-    """A script that the server has forgotten is sent again, and nobody loses its turn."""
+    """The client sends a script again that the server has forgotten, and every thread gets the lock."""
     with meanwhile(lambda: tell(server, "SCRIPT", "FLUSH"), 0.01):
-        Crowd(server.url).run(60)
+        Contenders(server.url).run(60)
     assert only_counters(server)
 
 
 def test_server_that_pauses(own_redis: Own) -> None:
-    """Turns go on after each pause of the server."""
+    """Threads go on to get the lock after each pause of the server."""
     server = own_redis()
     with meanwhile(lambda: tell(server, "CLIENT", "PAUSE", 150, "ALL"), 0.3):
-        Crowd(server.url, body=0.002).run(60)
+        Contenders(server.url, body=0.002).run(60)
     assert only_counters(server)
 
 
 def test_connections_that_break(server: Redis) -> None:
-    """A waiter whose connection is cut connects again and gets its turn."""
+    """A waiter whose connection is cut connects again and gets the lock."""
     with meanwhile(lambda: tell(server, "CLIENT", "KILL", "TYPE", "pubsub"), 0.05):
-        Crowd(server.url, body=0.001).run(60)
+        Contenders(server.url, body=0.001).run(60)

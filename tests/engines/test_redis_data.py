@@ -1,4 +1,4 @@
-"""Data that go away on a real server: scripts and keys flushed, restarts with and without data, a replica that lagged."""
+"""Data loss on a real server: flushed scripts and keys, restarts with and without data, a replica that lagged behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Own = Callable[..., Redis]
 
 
 async def test_scripts_flushed_between_any_two_calls(server: Redis, clients: Clients) -> None:
-    """Every operation teaches the server its script again when that was flushed."""
+    """Every operation sends its script again after a SCRIPT FLUSH."""
     locks = clients.connect(server.url)
     for _ in range(2):
         tell(server, "SCRIPT FLUSH")
@@ -44,7 +44,7 @@ async def test_scripts_flushed_between_any_two_calls(server: Redis, clients: Cli
 
 
 async def test_scripts_flushed_all_the_time(server: Redis, clients: Clients) -> None:
-    """Work goes on while somebody flushes the scripts without a pause, batches of renewals included."""
+    """All operations, also batches of renewals, work while another client flushes the scripts without a pause."""
     locks = clients.connect(server.url)
     many = [await locks.lock(f"many{i}", ttl=6).acquire() for i in range(20)]
 
@@ -97,7 +97,7 @@ async def test_killed_and_restarted_with_its_data(own_redis: Own, clients: Clien
     """A lease is held and renewed through a crash that is shorter than its ttl, and its waiter keeps its place."""
     server = own_redis(settings={"appendfsync": "always"})
     locks = clients.connect(server.url)
-    lease = await locks.lock("x", ttl=30).acquire()  # a busy machine takes its time to start a server
+    lease = await locks.lock("x", ttl=30).acquire()  # a loaded machine starts a server slowly
     async with background(locks.lock("x", ttl=30).acquire()) as (waiter,):
         await waiting(locks, "x")
         await asyncio.to_thread(server.kill)
@@ -118,7 +118,7 @@ async def test_killed_and_restarted_with_its_data(own_redis: Own, clients: Clien
 async def test_killed_and_restarted_without_its_data(
     own_redis: Own, clients: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A holder is told when the server came back empty, the log says so, and tokens still rise."""
+    """A holder loses its lease when the server came back empty, the log has a warning, and tokens still rise."""
     server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=6).acquire()
@@ -135,7 +135,7 @@ async def test_killed_and_restarted_without_its_data(
 
 
 async def test_lagging_replica_promoted(own_redis: Own, proxy: Callable[..., Proxy], clients: Clients) -> None:
-    """A replica that never heard of the last grants still mints higher tokens when it is promoted."""
+    """A replica that did not receive the last grants still mints higher tokens when it is promoted."""
     master = own_redis(settings={"repl-diskless-sync-delay": "0"})
     between = proxy(master)
     replica = own_redis(settings={"replicaof": f"{between.host} {between.port}"})
@@ -166,7 +166,7 @@ async def replicated(own_redis: Own) -> tuple[Redis, Redis]:
 
 
 async def follows(replica: Redis) -> None:
-    """Wait until it has all that its master has."""
+    """Wait until the replica has all data of its master."""
 
     async def in_sync() -> bool:
         return bool(tell(replica, "INFO", "replication")["master_link_status"] == "up")
@@ -175,9 +175,9 @@ async def follows(replica: Redis) -> None:
 
 
 async def fail_over(master: Redis, replica: Redis) -> None:
-    """Have them change places; nothing is lost, and no connection is closed."""
+    """Exchange the roles of master and replica, without data loss and without closing a connection."""
     with redis.Redis(host=master.host, port=master.port, single_connection_client=True) as client:
-        client.set("failover", 1)  # WAIT is about writes of its own connection; replicas get all writes in order
+        client.set("failover", 1)  # WAIT covers the writes of its own connection; replicas get all writes in order
         assert client.wait(1, 5000) == 1
     tell(replica, "REPLICAOF", "NO", "ONE")
     tell(master, "REPLICAOF", replica.host, replica.port)
@@ -185,7 +185,7 @@ async def fail_over(master: Redis, replica: Redis) -> None:
 
 
 async def test_failover_while_others_wait(own_redis: Own, clients: Clients) -> None:
-    """Waiters on the old master, which is a replica now, do not take what the new one publishes for their turn."""
+    """Waiters on the old master, now a replica, do not take a notification that the new master publishes for a grant."""
     master, replica = await replicated(own_redis)
     lease = await clients.connect(master.url).lock("x", ttl=30).acquire()
 
@@ -204,14 +204,14 @@ async def test_failover_while_others_wait(own_redis: Own, clients: Clients) -> N
         await asyncio.sleep(0.3)
         assert not any(waiter.done() for waiter in waiters)
         assert await newer.release()
-        tell(master, "REPLICAOF", "NO", "ONE")  # where they look by themselves
+        tell(master, "REPLICAOF", "NO", "ONE")  # now their attempts succeed there
         async with asyncio.timeout(SOON):
             await asyncio.gather(*waiters)
     assert not await lease.release()
 
 
 async def test_failover_while_held(own_redis: Own, clients: Clients) -> None:
-    """Whose old master refuses a release, as it is a replica now, releases where its address leads by then."""
+    """If the old master, now a replica, refuses a release, the client releases on the server that its address leads to."""
     master, replica = await replicated(own_redis)
     async with forwarding(master) as path:
         locks = clients.connect(path.url)
@@ -224,7 +224,7 @@ async def test_failover_while_held(own_redis: Own, clients: Clients) -> None:
 
 
 async def test_clock_that_goes_back(server: Redis, clients: Clients) -> None:
-    """A counter that is ahead of the clock, as after the clock was set back, goes on by ones and never falls."""
+    """A counter that is ahead of the clock, as after the clock was set back, rises by one per grant and never falls."""
     locks = clients.connect(server.url)
     before = await take(locks, "x")
     (counter,) = tell(server, "KEYS", "fencelock:{*}")
@@ -237,12 +237,12 @@ async def test_clock_that_goes_back(server: Redis, clients: Clients) -> None:
         assert await locks.force_release("x", reason="test") == 1
         assert await waiter > lease.token > ahead
     assert not await lease.release()
-    # Whatever was counted there has to be lost, too, before a token can fall: the engine's traits say so.
+    # A token can be lower only if the counter is lost while the clock is behind: hence "clocked".
     assert locks.traits.guarantee == "clocked"
 
 
-async def test_server_that_reads_its_data_for_a_while(own_redis: Own, clients: Clients) -> None:
-    """A server that is loading refuses newcomers in its own words, and waiters sit it out."""
+async def test_server_that_is_loading_its_data(own_redis: Own, clients: Clients) -> None:
+    """A server that is loading refuses new clients with its own error text, and waiters wait until it has loaded."""
     server = own_redis(settings={"key-load-delay": "400", "loading-process-events-interval-bytes": "1024"})
     locks = clients.connect(server.url)
     holder = await locks.lock("x", ttl=60).acquire()

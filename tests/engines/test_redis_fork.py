@@ -1,4 +1,4 @@
-"""Forks with connections to a real Redis: the child never speaks on one that it inherited."""
+"""Forks with connections to a real Redis: the child never sends anything on a connection that it inherited."""
 
 from __future__ import annotations
 
@@ -36,44 +36,44 @@ result = forked(child)
 
 
 @contextmanager
-def overheard(server: Redis) -> Iterator[list[tuple[str, str]]]:
-    """Take down who says what while the body runs: the address, and the command."""
-    heard: list[tuple[str, str]] = []
+def monitored(server: Redis) -> Iterator[list[tuple[str, str]]]:
+    """Record the client address and the command of everything that clients send while the body runs."""
+    sent: list[tuple[str, str]] = []
     client = redis.Redis(host=server.host, port=server.port)
     with client.monitor() as monitor:  # type: ignore[no-untyped-call]
-        yield heard
+        yield sent
         tell(server, "PING", "the end")
-        for said in monitor.listen():
-            if "the end" in said["command"]:
+        for command in monitor.listen():
+            if "the end" in command["command"]:
                 break
-            # Not what redis-py says of itself, as it does before "the end" too: from Redis 7.2 on that is heard.
-            if said["client_type"] != "lua" and not said["command"].startswith("CLIENT SETINFO"):
-                heard.append((f"{said['client_address']}:{said['client_port']}", said["command"]))
+            # Skip CLIENT SETINFO, which redis-py sends on each new connection, also on the one for "the end" (Redis 7.2 and later).
+            if command["client_type"] != "lua" and not command["command"].startswith("CLIENT SETINFO"):
+                sent.append((f"{command['client_address']}:{command['client_port']}", command["command"]))
     client.close()
 
 
 @pytest.fixture(params=["plain", "tls"])
 def at(request: pytest.FixtureRequest, server: Redis, redis_tls: RedisTls) -> tuple[Redis, str]:
-    """A server, and a URL of it."""
+    """A server and its URL, with and without TLS."""
     return (server, server.url) if request.param == "plain" else (redis_tls, redis_tls.tls_url)
 
 
 @pytest.mark.parametrize("source", [CHILD, CHILD_THAT_ENDS])
 async def test_child_is_silent_on_inherited_connections(at: tuple[Redis, str], clients: Clients, source: str) -> None:
-    """What a child asks goes over connections of its own; the parent's stay, and serve the parent as before."""
+    """A child sends its requests over its own connections; the parent's stay open and work as before."""
     server, url = at
     worker = await clients.on(url).worker()
     token = await worker.acquire("x", ttl=60)
     before = {client["addr"]: client["id"] for client in connections(server)}
     assert before
-    with overheard(server) as heard:
+    with monitored(server) as sent:
         answer = await worker.do(source)
     if source is CHILD:
         assert answer == [True, True, True, False]
-        assert heard, "the child spoke on its own"
-    assert not [said for said in heard if said[0] in before]
+        assert sent, "the child sent nothing"
+    assert not [command for command in sent if command[0] in before]
     assert {client["addr"]: client["id"] for client in connections(server)} == before
-    with overheard(server) as heard:
+    with monitored(server) as sent:
         assert await worker.do("lease.check(); await lease.renew(); result = lease.token") == token
         assert await worker.do("result = await lease.release()") is True
-    assert {said[0] for said in heard} <= set(before)
+    assert {command[0] for command in sent} <= set(before)

@@ -1,4 +1,4 @@
-"""Connections that a firewall has forgotten: nothing passes, nobody is told, and new ones work."""
+"""Connections that a firewall has forgotten: no data passes, neither side gets an error, and new connections work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import SOON
 
 
 async def test_lease_is_kept(server: Redis, clients: Clients) -> None:
-    """A lease of 4.5 s is kept although its connections go dead again and again: new ones are made in time."""
+    """A lease of 4.5 s is kept although its connections freeze repeatedly: the client opens new ones in time."""
     async with forwarding(server) as path:
         locks = clients.connect(path.url)
         lease = await locks.lock("x", ttl=4.5).acquire()
@@ -27,7 +27,7 @@ async def test_lease_is_kept(server: Redis, clients: Clients) -> None:
 
 
 async def test_acquire_on_dead_connections(server: Redis, clients: Clients) -> None:
-    """A lock is had although the connections at hand are dead, with no error to the caller."""
+    """An acquire succeeds without an error although the client's open connections are dead."""
     async with forwarding(server) as path:
         locks = clients.connect(path.url)
         await asyncio.gather(*(take(locks, "x") for _ in range(4)))
@@ -54,7 +54,7 @@ async def test_waiter_keeps_its_place(server: Redis, clients: Clients) -> None:
             async with background(wait(near, "second")) as (second,):
                 await waiting(near, "x", 2)
                 path.freeze()
-                # A third of the ttl until it asks, another until it gives up on the answer; at the end its place is gone.
+                # It attempts after 3 s and waits 3 s for the reply; without a new connection its entry expires after 9 s.
                 await asyncio.sleep(9.3)
                 assert len((await near.inspect("x")).waiters) == 2
                 await lease.release()

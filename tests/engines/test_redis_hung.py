@@ -78,7 +78,7 @@ async def test_release_that_is_refused(own_redis: Callable[..., Redis], clients:
 async def test_renewal_that_has_to_connect(
     own_redis: Callable[..., Redis], clients: Clients, ttl: float, silence: float
 ) -> None:
-    """A connection that is accepted and never answered does not use up the time in which another would have renewed."""
+    """A new connection that gets no reply is given up early enough to renew the lease over another one."""
     async with forwarding(own_redis()) as path:
         locks = clients.connect(path.url)
         lease = await locks.lock("x", ttl=ttl).acquire()
@@ -102,7 +102,7 @@ async def with_failed_release(server: Redis, clients: Clients) -> LocksView:
 
 
 class Interrupted(BaseException):
-    """As a Ctrl-C."""
+    """Stands for a KeyboardInterrupt."""
 
 
 async def test_close_again(own_redis: Callable[..., Redis], clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +135,14 @@ async def test_close_in_an_outage(own_redis: Callable[..., Redis], clients: Clie
 
 
 async def test_loss_in_an_outage(own_redis: Callable[..., Redis], clients: Clients) -> None:
-    """Who loses a lease because its server is gone is told that; one that was lost before the outage is not told of it."""
+    """LeaseLost names the outage if the lease expired because of it, and not if the lease had expired before."""
     server = own_redis()
     locks = clients.connect(server.url)
     early = await locks.lock("early", ttl=1, renew=False).acquire()
     lease = await locks.lock("x", ttl=3).acquire()
-    await eventually(early.lost.is_set, "the first is over")
+    await eventually(early.lost.is_set, "the first lease has expired")
     server.kill()
-    await eventually(lease.lost.is_set, "the second is over")
+    await eventually(lease.lost.is_set, "the second lease has expired")
     with pytest.raises(
         LeaseLost, match=rf"before it could be renewed \(cannot reach Redis at {server.address}: Error 111"
     ):

@@ -99,7 +99,7 @@ def test_interrupted_before_the_lease_is_there(server: Redis) -> None:
             held(locks.lock("x"))
             over = not interrupted_at(step, STEPS, locks.lock("x").acquire)
         with fencelock.connect(server.url, namespace=f"step-{step}") as locks:
-            assert not list(locks.names()), f"interrupted at step {step}, and it is still held"
+            assert not list(locks.names()), f"interrupted at step {step}, and the lock is still held"
         if over:
             break
     assert step > 20

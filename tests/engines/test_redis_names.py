@@ -1,4 +1,4 @@
-"""Names and namespaces on a real Redis: exact whatever they contain, and gone without a trace when nobody uses them."""
+"""Names and namespaces on a real Redis: any characters are kept exactly, and unused names leave no keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def found(locks: LocksView | aio.Locks, prefix: str = "") -> list[str]:
 
 
 async def test_keys_of_a_name_share_a_slot(server: Redis, clients: Clients) -> None:
-    """Whatever a name is made of, a Redis Cluster would keep all that is stored for it on one node."""
+    """All keys of a name have the same hash slot, whatever characters the name has."""
     locks = clients.connect(server.url)
     for name in NAMES:
         before = set(tell(server, "KEYS", "*"))
@@ -40,14 +40,16 @@ async def test_keys_of_a_name_share_a_slot(server: Redis, clients: Clients) -> N
         async with background(take(locks, name)) as (waiter,):
             await waiting(locks, name)
             stored = set(tell(server, "KEYS", "*")) - before - {b"fencelock:layout"}
-            assert len(stored) >= 3  # the holder, the queue, who waits; the counter, if it is the bucket's first
+            assert (
+                len(stored) >= 3
+            )  # the holder, the queue, the waiters; the counter, if the name is the first of its bucket
             assert len({key_slot(key) for key in stored}) == 1, stored
             await lease.release()
             await waiter
 
 
 async def test_names_are_exact(server: Redis, clients: Clients) -> None:
-    """Every name is its own, held or waited for, and a prefix finds what begins with it and nothing else."""
+    """No name is taken for another, held or waited for, and `names` finds exactly the names with a prefix."""
     locks = clients.connect(server.url)
     leases = [await locks.lock(name).acquire() for name in NAMES]
     assert await found(locks) == sorted(NAMES)
@@ -73,7 +75,7 @@ async def test_names_are_exact(server: Redis, clients: Clients) -> None:
     ],
 )  # fmt: skip
 async def test_namespaces_never_mix(server: Redis, clients: Clients, spaces: tuple[str, ...]) -> None:
-    """Namespaces that look like parts of each other's keys hold the same names side by side."""
+    """Clients hold the same names in namespaces that look like parts of each other's keys."""
     sides = {space: clients.connect(server.url, namespace=space) for space in spaces}
     leases = [await locks.lock(name).acquire() for locks in sides.values() for name in ("x", "b:{1}:holders:x")]
     assert len({lease.id for lease in leases}) == 8
@@ -100,8 +102,8 @@ async def test_names_leave_no_trace(own_redis: Own) -> None:
     assert only_counters(server)
 
 
-async def test_nothing_stays_of_what_was_given_up(server: Redis, clients: Clients) -> None:
-    """Claims that timed out, were cancelled, killed or left to run out leave nothing behind after their ttl."""
+async def test_abandoned_claims_leave_no_keys(server: Redis, clients: Clients) -> None:
+    """Claims that timed out, expired, or were cancelled or killed leave nothing behind after their ttl."""
     factory = clients.on(server.url)
     locks = factory.connect()
     worker = await factory.worker()

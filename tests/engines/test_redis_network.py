@@ -1,4 +1,4 @@
-"""Connections that break, hang or are taken away between a client and a real Redis."""
+"""Connections between a client and a real Redis that break, hang or are closed by the server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.support.waiting import SOON, eventually
 Between = Callable[..., Proxy]
 
 
-def hang_up(server: Redis) -> int:
-    """Let the server end every connection, idle or not; return how many."""
+def close_connections(server: Redis) -> int:
+    """Let the server close every connection, idle or not; return how many."""
     return sum(int(tell(server, "CLIENT", "KILL", "TYPE", kind)) for kind in ("normal", "pubsub"))
 
 
-async def test_hung_up_on_while_idle(server: Redis, clients: Clients) -> None:
-    """Whatever is asked first after the server ended all connections works at once, and no error comes out."""
+async def test_idle_connections_closed_by_the_server(server: Redis, clients: Clients) -> None:
+    """Every operation works at once, without an error, after the server has closed all connections."""
     locks = clients.connect(server.url)
 
     async def hold() -> None:
@@ -37,26 +37,26 @@ async def test_hung_up_on_while_idle(server: Redis, clients: Clients) -> None:
         return [name async for name in locks.names()]
 
     lease = await locks.lock("held", ttl=60).acquire()
-    for ask in (
+    for operation in (
         locks.lock("x").try_acquire, lambda: locks.inspect("x"), names, lambda: take(locks, "y"), lease.renew,
         lambda: locks.force_release("x", reason="test"), lease.release,
     ):  # fmt: skip
-        # Several connections where each caller needs one: none of the dead ones may come out twice.
+        # The blocking runtime opens several connections here: the pool must not return a dead one.
         await asyncio.gather(*(hold() for _ in range(6)))
-        assert hang_up(server) >= 1
-        found: Any = await ask()
+        assert close_connections(server) >= 1
+        found: Any = await operation()
         if hasattr(found, "release"):
             await found.release()
 
 
-async def test_hung_up_on_for_good(server: Redis, clients: Clients) -> None:
-    """A server that ends idle connections after a while, or all of them now and then, loses nobody's lease or place."""
+async def test_connections_closed_repeatedly(server: Redis, clients: Clients) -> None:
+    """If the server closes idle connections, or all of them repeatedly, no lease is lost and waiters keep their order."""
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=6).acquire()
     async with background(take(locks, "x"), take(locks, "x")) as waiters:
         await waiting(locks, "x", 2)
         for _ in range(8):
-            hang_up(server)
+            close_connections(server)
             await asyncio.sleep(0.25)
         await renewed(lease)
         assert len((await locks.inspect("x")).waiters) == 2
@@ -65,7 +65,7 @@ async def test_hung_up_on_for_good(server: Redis, clients: Clients) -> None:
 
 
 async def test_waiter_whose_connection_broke_keeps_its_place(server: Redis, proxy: Between, clients: Clients) -> None:
-    """A waiter that lost its connection and came back is served before those who came after it."""
+    """A waiter that lost its connection and reconnected is served before the waiters behind it."""
     between = proxy(server)
     near, far = clients.connect(server.url), clients.connect(between.url)
     served = []
@@ -86,15 +86,15 @@ async def test_waiter_whose_connection_broke_keeps_its_place(server: Redis, prox
                 return between.stats().open >= 1 and len(connections(server)) >= before
 
             await eventually(back, "it has connected again")
-            await eventually(lambda: _placed(server), "it has told its new channel")
+            await eventually(lambda: _channels_subscribed(server), "its queue entry has its new channel")
             await lease.release()
             await asyncio.gather(first, second)
     assert [label for label, _ in served] == ["first", "second"]
     assert served[0][1] < served[1][1]
 
 
-async def _placed(server: Redis) -> bool:
-    """Return whether every waiter is called on a channel that somebody listens to."""
+async def _channels_subscribed(server: Redis) -> bool:
+    """Return whether a connection is subscribed to the channel of every waiter."""
     (key,) = tell(server, "KEYS", "*:waiters:x")
     channels = {value.split(b":")[3] for value in tell(server, "HGETALL", key).values()}
     return set(tell(server, "PUBSUB", "CHANNELS")) >= channels and len(channels) >= 1
@@ -102,14 +102,14 @@ async def _placed(server: Redis) -> bool:
 
 @pytest.mark.parametrize("how", ["cut", "drop"])
 async def test_silent_connection_is_replaced(server: Redis, proxy: Between, clients: Clients, how: str) -> None:
-    """A connection that goes dead without a reset is replaced in time, and a lease of 4.5 s is kept."""
+    """A connection that stops without a reset is replaced in time, and a lease of 4.5 s is kept."""
     between = proxy(server)
     locks = clients.connect(between.url)
     lease = await locks.lock("x", ttl=4.5).acquire()
     assert await take(locks, "y")
     for _ in range(2):
-        # Longer than a third of the ttl, when it is renewed; an answer is waited for for as long, until the connection is
-        # given up.
+        # Longer than a third of the ttl, after which the client renews; it waits as long for the reply, and then
+        # closes the connection.
         getattr(between, how)("to_client")
         await asyncio.sleep(1.8)
         between.heal()
@@ -119,7 +119,7 @@ async def test_silent_connection_is_replaced(server: Redis, proxy: Between, clie
 
 
 async def test_silence_for_longer_than_the_ttl(server: Redis, proxy: Between, clients: Clients) -> None:
-    """Without any answer the lease is lost on time by the holder's own clock; afterwards the client works again."""
+    """Without any reply the lease is lost on time by the holder's own clock; afterwards the client works again."""
     between = proxy(server)
     locks, other = clients.connect(between.url), clients.connect(server.url)
     lease = await locks.lock("x", ttl=0.8).acquire()
@@ -133,7 +133,7 @@ async def test_silence_for_longer_than_the_ttl(server: Redis, proxy: Between, cl
 
 
 async def test_paused_server(server: Redis, clients: Clients) -> None:
-    """A server that stands still for less than the ttl costs nobody a lease; for longer, the holder knows in time."""
+    """A pause of the server that is shorter than the ttl loses no lease; after a longer one, the holder notices in time."""
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=6).acquire()
     short = await locks.lock("short", ttl=0.5).acquire()
@@ -149,7 +149,7 @@ async def test_paused_server(server: Redis, clients: Clients) -> None:
 
 
 async def test_client_pause(server: Redis, clients: Clients) -> None:
-    """`CLIENT PAUSE` is a server that is slow to answer: what was asked is answered in the end, once."""
+    """During `CLIENT PAUSE` requests wait, and then each gets its reply, once."""
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=9).acquire()
     tell(server, "CLIENT", "PAUSE", "700", "ALL")
@@ -163,11 +163,11 @@ async def test_client_pause(server: Redis, clients: Clients) -> None:
 
 
 async def test_slow_network(server: Redis, proxy: Between, clients: Clients) -> None:
-    """Answers that come after their asker gave up are skipped, also where short and long ttls share a connection."""
+    """Replies to requests that timed out are skipped, also if short and long ttls share a connection."""
     between = proxy(server)
     locks = clients.connect(between.url)
     lease = await locks.lock("held", ttl=6).acquire()
-    between.delay(0.15)  # 0.3 s for an answer: too long for the short ttl, good enough for the long one
+    between.delay(0.15)  # a reply takes 0.3 s: too long for the short ttl, but not for the long one
     async with background(*(locks.lock(f"s{i}", ttl=0.3, timeout=1.5).acquire() for i in range(3))) as shorts:
         await asyncio.gather(*(take(locks, f"l{i}") for i in range(3)))
         lease.check()

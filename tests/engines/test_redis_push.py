@@ -1,4 +1,4 @@
-"""Pushes of a server that are none of ours: whatever their form, they are ignored, and the connection stays."""
+"""Pushes that are not notifications of fencelock: the client ignores them, whatever their form, and stays connected."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CHANNEL = "fencelock/call/here"
         [7, [b"message"]],
     ],
 )
-def test_push_that_is_none_of_ours_is_ignored(push: list[Any]) -> None:
-    """Neither an error, which would break the connection, nor an answer to a command, nor a call for a claim."""
+def test_foreign_push_is_ignored(push: list[Any]) -> None:
+    """A foreign push raises no error, which would close the connection, is no reply, and notifies no claim."""
     connection = RedisConnection(CHANNEL)
     connection.notifications["id"] = "1:1"
     assert not connection.on_push(push)
@@ -42,14 +42,14 @@ def test_push_that_is_none_of_ours_is_ignored(push: list[Any]) -> None:
 
 
 async def test_connections_survive_unknown_pushes(server: Redis, clients: Clients) -> None:
-    """A waiter gets the lock over the connection on which the server pushed something in two parts before."""
+    """A waiter gets the lock over a connection on which the server has pushed an unknown message before."""
     holder, other = clients.connect(server.url), clients.connect(server.url)
     lease = await holder.lock("x").acquire()
     async with background(other.lock("x").acquire()) as (second,):
         await waiting(holder, "x")
         ids = {connection["id"] for connection in connections(server)}
         with ExitStack() as trackers:
-            for id in ids:  # have the server push to each connection that a key has changed
+            for id in ids:  # now the server pushes key changes to each connection
                 tracker = trackers.enter_context(
                     redis.Redis(host=server.host, port=server.port, single_connection_client=True)
                 )
@@ -60,8 +60,8 @@ async def test_connections_survive_unknown_pushes(server: Redis, clients: Client
     assert ids == {connection["id"] for connection in connections(server)}
 
 
-async def test_maintenance_notifications_are_not_asked_for(server: Redis, clients: Clients) -> None:
-    """redis-py asks for them on connections of its own; on ours nobody could act on them."""
+async def test_maintenance_notifications_are_not_requested(server: Redis, clients: Clients) -> None:
+    """fencelock does not request maintenance notifications, as redis-py does: it could not act on them."""
     sent: list[bytes] = []
 
     def note(data: bytes) -> bool:

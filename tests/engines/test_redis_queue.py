@@ -1,4 +1,4 @@
-"""The queue in Lua, on a real server: nobody polls, one hand-over wakes one waiter, and the dead are passed over."""
+"""The queue in Lua, on a real server: waiters do not poll, a hand-over wakes one waiter, and dead waiters are skipped."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Own = Callable[..., Redis]
 WAITERS = 20
 
 
-def asked(server: Redis) -> dict[str, int]:
-    """Return what was asked since the last RESETSTAT, but for what asking costs itself."""
+def commands_sent(server: Redis) -> dict[str, int]:
+    """Return the commands since the last RESETSTAT, without those that this measurement sends."""
     ours = {"info", "hello", "auth", "select", "client|setinfo", "config|resetstat", "command"}
     return {name: calls for name, calls in commands(server).items() if name not in ours}
 
 
 async def test_waiters_do_not_poll(server: Redis, clients: Clients) -> None:
-    """While one holds and twenty wait, the server hears of nobody; then each hand-over costs the same few commands."""
-    locks = clients.connect(server.url, ttl=300)  # so that nobody has to renew anything, however slow the machine is
+    """Twenty waiters send nothing while they wait; each hand-over takes one script and one PUBLISH."""
+    locks = clients.connect(server.url, ttl=300)  # nothing is renewed in the test, even on a slow machine
     lease = await locks.lock("x").acquire()
     async with background(*(take(locks, "x", 60) for _ in range(WAITERS))) as waiters:
         await waiting(locks, "x", WAITERS)
         tell(server, "CONFIG", "RESETSTAT")
         await asyncio.sleep(2)
-        assert sum(asked(server).values()) == 0, asked(server)
+        assert sum(commands_sent(server).values()) == 0, commands_sent(server)
         tell(server, "CONFIG", "RESETSTAT")
         await lease.release()
         await asyncio.gather(*waiters)
-        seen = asked(server)
+        seen = commands_sent(server)
     assert seen["evalsha"] == WAITERS + 1, "one release each, and nothing else"
-    assert seen["publish"] == WAITERS, "one call for each that was next"
+    assert seen["publish"] == WAITERS, "one notification for each next waiter"
     assert "subscribe" not in seen
 
 
@@ -67,10 +67,10 @@ async def test_hand_over_wakes_one(server: Redis, clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
-async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients, watched: bool) -> None:
-    """Waiters that were killed do not hold up the next one, although their places last for a minute.
+async def test_killed_waiters_are_skipped(server: Redis, clients: Clients, watched: bool) -> None:
+    """Killed waiters do not delay the next one, although their queue entries last for a minute.
 
-    Nor do they where somebody listens to everything that is published.
+    This also holds if another client subscribes to all channels.
     """
     monitor: Any = redis.Redis(host=server.host, port=server.port).pubsub()  # type: ignore[no-untyped-call]
     if watched:
@@ -89,10 +89,10 @@ async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients, w
             for task in killed:
                 assert task.exception() is not None
 
-            async def hung_up() -> bool:
+            async def disconnected() -> bool:
                 return len(tell(server, "PUBSUB", "CHANNELS")) <= 2
 
-            await eventually(hung_up, "the server knows that they are gone")
+            await eventually(disconnected, "the server has noticed that they are gone")
             await lease.release()
             async with asyncio.timeout(SOON):
                 assert await waiter > lease.token
@@ -104,7 +104,7 @@ async def test_killed_waiters_are_passed_over(server: Redis, clients: Clients, w
 
 
 async def test_publishing_that_is_forbidden(own_redis: Own, clients: Clients) -> None:
-    """A server that lets nobody publish serves waiters all the same: they look by themselves."""
+    """If a server forbids PUBLISH, waiters still get the lock: they attempt again by themselves."""
     server = own_redis()
     tell(server, "ACL", "SETUSER", "default", "-publish")
     locks = clients.connect(server.url)
@@ -122,8 +122,8 @@ async def test_publishing_that_is_forbidden(own_redis: Own, clients: Clients) ->
     assert len({lease.token, *tokens}) == 3
 
 
-async def test_dead_waiter_ahead_makes_nobody_poll(server: Redis, clients: Clients) -> None:
-    """A waiter behind one that died looks once when that one's place runs out, not all the time."""
+async def test_waiters_behind_a_dead_one_do_not_poll(server: Redis, clients: Clients) -> None:
+    """A waiter behind a dead one attempts once when the dead one's entry expires, and does not poll."""
     factory = clients.on(server.url)
     locks = factory.connect(ttl=300)
     lease = await locks.lock("x").acquire()
@@ -142,10 +142,10 @@ async def test_dead_waiter_ahead_makes_nobody_poll(server: Redis, clients: Clien
             async def quiet() -> bool:
                 tell(server, "CONFIG", "RESETSTAT")
                 await asyncio.sleep(1)
-                return sum(asked(server).values()) == 0
+                return sum(commands_sent(server).values()) == 0
 
-            await eventually(gone, "the place of the dead one has run out")
-            await eventually(quiet, "nobody asks for a second")
+            await eventually(gone, "the dead waiter's entry has expired")
+            await eventually(quiet, "no client sends a command for a second")
             await lease.release()
             async with asyncio.timeout(SOON):
                 await asyncio.gather(*waiters)

@@ -1,4 +1,4 @@
-"""Servers that cannot or will not: the caller gets EngineUnavailable in the server's own words, and nothing is half done."""
+"""Servers that refuse commands: EngineUnavailable has the server's own error text, and no claim is left behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = "s3cr3t-word"
 
 
 async def refused(locks: LocksView, name: str = "x") -> str:
-    """Try to take a lock in vain; return what was said."""
+    """Assert that an acquire is refused; return the error text."""
     with pytest.raises(EngineUnavailable) as caught:
         await locks.lock(name).try_acquire()
     assert caught.value.name == name
@@ -50,7 +50,7 @@ async def test_replica(own_redis: Own, clients: Clients) -> None:
 
 
 async def test_master_that_becomes_a_replica(own_redis: Own, clients: Clients) -> None:
-    """A holder whose server turns read-only is not told a lie: it keeps its lease until the ttl is over."""
+    """If its server becomes read-only, a renewal is refused, and the holder keeps the lease until its ttl is over."""
     server = own_redis()
     locks = clients.connect(server.url)
     lease = await locks.lock("x", ttl=4).acquire()
@@ -89,13 +89,13 @@ async def test_out_of_memory(own_redis: Own, clients: Clients) -> None:
 
 
 async def test_out_of_memory_before_the_first_connection(own_redis: Own, clients: Clients) -> None:
-    """A server that is full from the start refuses in its own words."""
+    """A server that is full before the first connection refuses with its own error text."""
     server = own_redis(settings={"maxmemory": "1"})
     assert "OOM" in await refused(clients.connect(server.url))
 
 
 async def test_too_few_replicas(own_redis: Own, clients: Clients) -> None:
-    """A server that wants more replicas refuses, and nothing is half done."""
+    """A server with too few replicas (min-replicas-to-write) refuses a claim, and nothing is left behind."""
     server = own_redis()
     locks = clients.connect(server.url)
     await take(locks, "x")
@@ -108,7 +108,7 @@ async def test_too_few_replicas(own_redis: Own, clients: Clients) -> None:
 
 
 async def test_server_that_cannot_save(own_redis: Own, clients: Clients) -> None:
-    """A server that stops writes as it cannot save says so."""
+    """A server that stops writes because it cannot save its data refuses with its own error text."""
     server = own_redis(settings={"appendonly": "no", "save": "3600 1000000", "stop-writes-on-bgsave-error": "yes"})
     locks = clients.connect(server.url)
     await take(locks, "x")
@@ -136,7 +136,7 @@ async def test_server_that_cannot_save(own_redis: Own, clients: Clients) -> None
 async def test_wrong_login(
     own_redis: Own, clients: Clients, login: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server refuses who has no password or a wrong one; that one is nowhere to be seen."""
+    """A server refuses a client without a password or with a wrong one, and no message shows the password."""
     server = own_redis(settings={"requirepass": "right"})
     locks = clients.connect(f"redis://{login}{server.address}/0")
     with caplog.at_level(logging.DEBUG):
@@ -158,7 +158,7 @@ async def test_wrong_login(
     ids=["no channels", "no keys", "other keys", "no scripts", "not inside scripts", "no info"],
 )
 async def test_user_without_rights(own_redis: Own, clients: Clients, rights: list[str]) -> None:
-    """A user who may not do all that is needed is told so, and what is needed."""
+    """If a user lacks a right, the error has the server's text and names the rights that are needed."""
     server = own_redis()
     tell(server, "ACL", "SETUSER", "app", "on", f">{SECRET}", "resetchannels", *rights)
     said = await refused(clients.connect(f"redis://app:{SECRET}@{server.address}/0"))
@@ -166,8 +166,8 @@ async def test_user_without_rights(own_redis: Own, clients: Clients, rights: lis
     assert "begin with the namespace" in said
 
 
-async def test_user_with_just_the_rights_that_are_needed(own_redis: Own, clients: Clients) -> None:
-    """What the hint says is enough: those commands, on the keys and channels of the namespace."""
+async def test_user_with_exactly_the_required_rights(own_redis: Own, clients: Clients) -> None:
+    """The rights that the error message names are enough: these commands, on the namespace's keys and channels."""
     server = own_redis()
     needed = (
         "hello auth client select subscribe info scan eval evalsha time exists get set hset hget hdel "
@@ -189,7 +189,7 @@ async def test_user_with_just_the_rights_that_are_needed(own_redis: Own, clients
 
 
 async def test_cluster_node(own_redis: Own, clients: Clients) -> None:
-    """A node of a Redis Cluster is refused by that name, whether or not the cluster works."""
+    """A node of a Redis Cluster is refused with an error that says so, whether or not the cluster works."""
     server = own_redis(settings={"cluster-enabled": "yes", "databases": "1"})
     locks = clients.connect(server.url)
     assert "Redis Cluster" in await refused(locks)
@@ -203,7 +203,7 @@ async def test_cluster_node(own_redis: Own, clients: Clients) -> None:
 
 
 async def test_layout_of_another_release(server: Redis, clients: Clients) -> None:
-    """A namespace that another release wrote is refused, others are not."""
+    """A namespace with the layout of another release is refused; other namespaces work."""
     tell(server, "SET", "theirs:layout", "99")
     said = await refused(clients.connect(server.url, namespace="theirs"))
     assert "layout 99" in said
@@ -218,7 +218,7 @@ async def test_layout_of_another_release(server: Redis, clients: Clients) -> Non
 async def test_eviction(
     own_redis: Own, clients: Clients, caplog: pytest.LogCaptureFixture, policy: str, maxmemory: str, warns: bool
 ) -> None:
-    """A server that may evict locks is warned about in the log, once."""
+    """If a server's policy may evict locks, the log has one warning."""
     server = own_redis(settings={"maxmemory-policy": policy, "maxmemory": maxmemory})
     locks = clients.connect(server.url)
     for _ in range(2):

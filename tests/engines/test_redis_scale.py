@@ -1,4 +1,4 @@
-"""Many locks and few connections, on a real server."""
+"""Many locks over few connections, on a real server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_thousand_waiting_tasks(server: Redis) -> None:
 
 
 async def test_ten_thousand_leases(own_redis: Own) -> None:
-    """10,000 held leases are renewed by batches, and all of them are still held after more than a ttl."""
+    """The client renews 10,000 leases in batches, and holds all of them after more than a ttl."""
     server = own_redis(settings={"appendonly": "no"})
     ttl = 15.0
     async with aio.connect(server.url, ttl=ttl) as locks:
@@ -44,7 +44,7 @@ async def test_ten_thousand_leases(own_redis: Own) -> None:
         await asyncio.sleep(1.1 * ttl)
         for lease in leases:
             lease.check()
-        # Every lease at least every third of its ttl: one by one that would be 30,000 calls.
+        # Each lease is renewed at least every third of its ttl: one by one that would be 30,000 calls.
         assert commands(server)["evalsha"] <= 1500
         assert len(connections(server)) <= 4
         for start in range(0, 10_000, 500):
@@ -52,7 +52,7 @@ async def test_ten_thousand_leases(own_redis: Own) -> None:
 
 
 def test_hundred_acquires_in_a_row(server: Redis) -> None:
-    """Connections are kept: a hundred locks in a row, while another is renewed, need one or two."""
+    """The pool reuses connections: a hundred acquires in a row, while a lease is renewed, need one or two."""
     with fencelock.connect(server.url) as locks:
         before = tell(server, "INFO", "stats")["total_connections_received"]
         with locks.lock("other", ttl=4) as other:
@@ -65,7 +65,7 @@ def test_hundred_acquires_in_a_row(server: Redis) -> None:
 
 
 async def test_threads_share_connections(server: Redis) -> None:
-    """Threads that wait need a connection each; afterwards a few are kept, and closing ends them all."""
+    """Each waiting thread needs a connection; afterwards the pool keeps a few, and `close` closes them all."""
     with fencelock.connect(server.url) as locks:
 
         def work() -> None:

@@ -25,7 +25,7 @@ PASSWORD, WATCHWORD = "for&servers%=1", "for-sentinels"
 
 
 class Fleet(NamedTuple):
-    """A master, its replica, and who watches them."""
+    """A master, its replica, and the Sentinels that watch them."""
 
     master: Redis
     replica: Redis
@@ -37,7 +37,7 @@ class Fleet(NamedTuple):
         return ",".join(sentinel.address for sentinel in self.sentinels)
 
     async def fail_over(self) -> None:
-        """Have the replica take the master's place, once it has all that the master has."""
+        """Promote the replica once it has all data of the master."""
 
         async def caught_up() -> bool:
             given = tell(self.master, "INFO", "replication")["master_repl_offset"]
@@ -47,15 +47,15 @@ class Fleet(NamedTuple):
             named = tell(self.sentinels[0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.sentinels[0].service)
             if int(named[1]) == self.replica.port:
                 return True
-            # Again and again: it does not know the replica well enough yet, is at it, or gave up on a busy machine.
+            # Repeated: Sentinel may not know the replica yet, may be busy with it, or may have timed out on a loaded machine.
             with suppress(redis.ResponseError):
                 tell(self.sentinels[0], "SENTINEL", "FAILOVER", self.sentinels[0].service)
             await asyncio.sleep(0.05)
             return False
 
-        await eventually(caught_up, "the replica has it all", 2 * SOON)
+        await eventually(caught_up, "the replica has all data", 2 * SOON)
         await eventually(done, "the replica is the master", 2 * SOON)
-        self.master.kill()  # it would be made a replica, but only after eight seconds
+        self.master.kill()  # Sentinel would make it a replica only after eight seconds
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def fleet(own_redis: Callable[..., Redis], own_sentinel: Callable[..., Sentinel]
 
 
 async def test_failover(fleet: Callable[..., Fleet], clients: Clients) -> None:
-    """After a failover the same client works with the new master, a waiter sits it out, and tokens go on rising."""
+    """After a failover the same client works with the new master, a waiter gets the lock, and tokens still rise."""
     ours = fleet()
     locks = clients.connect(f"redis+sentinel://127.0.0.1:{free_port()},{ours.hosts}/mymaster/3")
     lease = await locks.lock("x", ttl=30).acquire()
@@ -100,7 +100,7 @@ async def test_failover(fleet: Callable[..., Fleet], clients: Clients) -> None:
 
 
 async def test_passwords_for_both(fleet: Callable[..., Fleet], clients: Clients) -> None:
-    """Servers and Sentinels have passwords of their own, and neither is shown."""
+    """Servers and Sentinels can have different passwords, and no message shows them."""
     ours = fleet(secure=True)
     quoted = PASSWORD.replace("%", "%25").replace("&", "%26").replace("=", "%3D")
     url = f"redis+sentinel://:{quoted}@{ours.hosts}/mymaster?sentinel_password={WATCHWORD}&sentinel_socket_timeout=2"
@@ -132,14 +132,14 @@ async def test_unknown_service_and_missing_sentinels(fleet: Callable[..., Fleet]
 
 
 async def test_many_at_once(fleet: Callable[..., Fleet], clients: Clients) -> None:
-    """Many callers that need the first connection at the same time all get one, in either runtime."""
+    """Many callers that need the first connection at the same time all get one, in both runtimes."""
     ours = fleet()
     locks = clients.connect(f"redis+sentinel://{ours.hosts}/mymaster")
     await asyncio.gather(*(take(locks, f"x{i}") for i in range(20)))
 
 
 def test_client_of_a_sentinel(fleet: Callable[..., Fleet]) -> None:
-    """What `master_for` returns is taken for what it is: connections go to the current master."""
+    """With a client from `master_for`, connections go to the current master."""
     ours = fleet()
     (at,) = ours.sentinels
     sentinel = redis.sentinel.Sentinel([(at.host, at.port)])  # type: ignore[no-untyped-call]
@@ -155,7 +155,7 @@ def test_client_of_a_sentinel(fleet: Callable[..., Fleet]) -> None:
 
 
 async def test_asyncio_client_of_a_sentinel(fleet: Callable[..., Fleet]) -> None:
-    """The same for the asyncio twin."""
+    """With an asyncio client from `master_for`, connections go to the current master."""
     ours = fleet()
     (at,) = ours.sentinels
     sentinel = redis.asyncio.sentinel.Sentinel([(at.host, at.port)])  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""How a URL reaches a real Redis: sockets, TLS, options as redis-py knows them, and what is wrong with a URL."""
+"""URLs for a real Redis: Unix sockets, TLS, redis-py's options, and errors for wrong URLs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = "s3cr3t"
 
 
 async def test_unix_socket(own_redis: Own, clients: Clients) -> None:
-    """`unix://` speaks over a socket in the file system, with a database of choice."""
+    """`unix://` connects over a socket in the file system, and selects the database."""
     server = own_redis(settings={"unixsocket": "locks.sock"})
     path = server.data / "locks.sock"
     locks = clients.connect(f"unix://{path}?db=7")
@@ -34,13 +34,13 @@ async def test_unix_socket(own_redis: Own, clients: Clients) -> None:
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey", "REDIS", "Valkey"])
 async def test_schemes(server: Redis, clients: Clients, scheme: str) -> None:
-    """Valkey is another name for the same protocol, and the case of a scheme does not matter."""
+    """`valkey://` is the same as `redis://`, and the case of a scheme does not matter."""
     await take(clients.connect(f"{scheme}://{server.address}/0"), "x")
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
 async def test_tls(redis_tls: RedisTls, clients: Clients, scheme: str) -> None:
-    """Over TLS everything works: waiting, renewing, many at once; a certificate that is not trusted is refused."""
+    """Waiting, renewing and many acquires at once work over TLS; a certificate that is not trusted is refused."""
     locks = clients.connect(redis_tls.tls_url.replace("rediss", scheme))
     lease = await locks.lock("x", ttl=4.5).acquire()
     async with background(take(locks, "x")) as (waiter,):
@@ -55,7 +55,7 @@ async def test_tls(redis_tls: RedisTls, clients: Clients, scheme: str) -> None:
 
 
 async def test_tls_to_a_server_that_hangs(redis_tls: RedisTls, clients: Clients) -> None:
-    """A server that stops answering over TLS is given up as soon as one without, and comes back as well."""
+    """Over TLS, a server that hangs is noticed as fast as without TLS, and the client works again afterwards."""
     locks = clients.connect(redis_tls.tls_url)
     lease = await locks.lock("x", ttl=3).acquire()
     redis_tls.pause()
@@ -67,14 +67,14 @@ async def test_tls_to_a_server_that_hangs(redis_tls: RedisTls, clients: Clients)
     assert await take(locks, "x") > lease.token
 
 
-async def test_tls_spoken_to_a_plain_port(server: Redis, clients: Clients) -> None:
-    """A port without TLS is reported as such."""
+async def test_tls_to_a_port_without_tls(server: Redis, clients: Clients) -> None:
+    """TLS on a port without TLS raises EngineUnavailable."""
     with pytest.raises(EngineUnavailable, match="cannot reach Redis"):
         await clients.connect(f"rediss://{server.address}/0?socket_connect_timeout=1&socket_timeout=1").inspect("x")
 
 
 async def test_connect_error_says_what_to_do(redis_tls: RedisTls, server: Redis, clients: Clients) -> None:
-    """The driver's error is followed by what to do, and shows no internals of the driver."""
+    """The error text adds advice to the driver's error, and shows no internals of the driver."""
     plain = redis_tls.tls_url.replace("rediss", "redis").partition("?")[0]
     for url, hint in (
         (f"rediss://{server.address}/0?socket_timeout=0.5", "does it speak TLS there"),
@@ -96,14 +96,14 @@ async def test_connect_error_says_what_to_do(redis_tls: RedisTls, server: Redis,
 
 
 async def test_spaces_between_nodes(own_redis_nodes: Callable[..., RedisNodes], clients: Clients) -> None:
-    """Nodes may be listed as people write lists."""
+    """A list of nodes may have spaces after its commas."""
     nodes = own_redis_nodes(3)
-    nodes.members[2].stop()  # so that both others are needed
+    nodes.members[2].stop()  # now both other nodes are needed
     await take(clients.connect(f"redlock://{', '.join(node.address for node in nodes.members)}"), "x")
 
 
 async def test_options(own_redis: Own, clients: Clients) -> None:
-    """redis-py's own options mean what they mean there; answers as text or the older protocol do not disturb us."""
+    """redis-py's options keep their meaning; `decode_responses` and the older protocol do no harm."""
     server = own_redis(settings={"requirepass": "p@ss/w:rd"})
     locks = clients.connect(
         f"redis://default:p%40ss%2Fw%3Ard@{server.address}?db=5&client_name=mine&socket_timeout=3&decode_responses=yes"
@@ -116,7 +116,7 @@ async def test_options(own_redis: Own, clients: Clients) -> None:
 
 
 async def test_unreachable_server_is_named(clients: Clients) -> None:
-    """A server that is not there, or has no such name, is reported with its address."""
+    """The error for an unreachable server or an unknown host name has its address."""
     port = free_port()
     for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"):
         with pytest.raises(EngineUnavailable) as caught:
@@ -154,7 +154,7 @@ async def test_unreachable_server_is_named(clients: Clients) -> None:
     ],
 )
 def test_wrong_urls(connect: Callable[..., Any], url: str) -> None:
-    """What cannot be right is refused by `connect` itself, and the password is in no message and no traceback."""
+    """`connect` itself refuses a wrong URL, and no message or traceback shows the password."""
     with pytest.raises(InvalidURL) as caught:
         connect(url)
     assert "s3cr3t" not in "".join(traceback.format_exception(caught.value)) + repr(caught.value)
