@@ -1,4 +1,4 @@
-"""Runs coroutine tests, and gives every test a bounded time: a hang is a failure that says where it hung."""
+"""Runs coroutine tests, and limits the time of every test: a test that hangs fails with a traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEST_SECONDS = 100.0
 
 
 SLOW_SERVERS = ("etcd1", "mariadb", "zookeeper1")
-"""Servers whose shortest ttl is long: most of the time their tests wait."""
+"""Servers whose shortest ttl is long: their tests spend most of the time waiting."""
 RUNTIMES = ("blocking", "aio")
 CPU_BOUND = ("redlock", "sim", "torture")
 """Folders of tests that use a whole core."""

@@ -28,7 +28,7 @@ SERVERS = {
     r"postgresql://localhost": "postgres",
     r"mysql://root@localhost": "mariadb",
 }
-"""What an example connects to, as a pattern, and the server of the tests that stands for it."""
+"""A pattern for the address that an example connects to, and the test server that replaces it."""
 NO_OPEN_TRANSACTION = """
 
 import sqlite3
@@ -85,7 +85,7 @@ def with_servers(block: str, servers: Mapping[str, Any]) -> str:
 
 
 def empty_database(server: Postgres) -> None:
-    """Make the database of the examples, with the tables of the lock-free tools and nothing that earlier examples left."""
+    """Create the database of the examples again, empty but for the tables of the lock-free tools."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)")
         connection.execute(f"CREATE DATABASE {DATABASE}")
@@ -99,7 +99,7 @@ def database_url(server: Postgres) -> str:
 
 
 def run(argv: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder of its own; warnings are errors."""
+    """Run a command in its own folder; warnings are errors."""
     variables = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

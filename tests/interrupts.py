@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen step: where Python looks for signals, and nowhere else."""
+"""Ctrl-C at a chosen step, at the points where Python checks for signals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def interrupted_at(step: int, functions: Collection[Callable[..., Any]], work: Callable[[], object]) -> bool:
-    """Work, and be interrupted at the given step of these functions; return whether there were as many."""
+    """Run the work and interrupt it at the given step of these functions; return whether it has that many steps."""
     looks = {function.__code__: _looks(function.__code__) for function in functions}
     left = step
 
@@ -38,5 +38,5 @@ def interrupted_at(step: int, functions: Collection[Callable[..., Any]], work: C
 
 
 def _looks(code: CodeType) -> set[int]:
-    """Return where in a function Python looks for signals: as it begins, and after each call."""
+    """Return the offsets at which Python checks for signals in a function: at its start, and after each call."""
     return {step.offset for before, step in pairwise(dis.get_instructions(code)) if before.opname in {"RESUME", "CALL"}}

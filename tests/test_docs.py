@@ -1,4 +1,4 @@
-"""The examples of the README and the docs run as they stand, and what the pages name exists."""
+"""The examples of the README and the docs run unchanged, and the files and commands that the pages name exist."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_make_targets_exist() -> None:
     assert named <= helped
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_point_to_existing_files() -> None:
     """Every relative link of a page names a file that exists."""
     for page in pages():
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):

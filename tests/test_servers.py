@@ -29,13 +29,13 @@ def command(folder: Path, *options: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return an environment in which the servers' folders are made in this one."""
+    """Return an environment in which the servers' folders are created in this folder."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), "FENCELOCK_KEEP_ENGINES": ""}
 
 
 def run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a file of tests in another pytest, and see that it leaves no folder of a server."""
+    """Run a file of tests in another pytest, and assert that it leaves no folder of a server."""
     tests, temporary = folder / "tests", folder / "temporary"
     tests.mkdir(exist_ok=True)
     temporary.mkdir(exist_ok=True)
@@ -112,7 +112,7 @@ def test_it(redis_node, etcd3, zookeeper1, postgres, mariadb, own_postgres, prox
 
 @contextmanager
 def connected(proxy: Proxy) -> Iterator[socket.socket]:
-    """Connect to a proxy in front of Redis, and see that it works."""
+    """Connect to a proxy in front of Redis, and assert that it works."""
     with socket.create_connection((proxy.host, proxy.port), 30) as connection:
         connection.sendall(b"PING\r\n")
         assert connection.recv(100) == b"+PONG\r\n"

@@ -15,7 +15,7 @@ import psycopg
 from fencelock.engines.mysql.statements import schema
 from fencelock.engines.postgres.schema import LAYOUT
 
-_databases = itertools.count(1000)  # below are those of other tests, which leave things there
+_databases = itertools.count(1000)  # other tests use the databases below, and leave data there
 _spare: dict[str, list[str]] = defaultdict(list)
 _TABLES = ("rate", "claim", "abandoned", "name", "session", "record")
 _OURS = "FROM pg_stat_activity WHERE application_name LIKE 'fencelock%'"
@@ -37,16 +37,16 @@ def _zookeeper(server: Any, folder: Path) -> str:
 
 
 def _postgres(scheme: str) -> Callable[[Any, Path], str]:
-    """Return what empties the schema of a shared server, and ends whatever an earlier test has left there."""
+    """Return a function that empties the schema of a shared server and closes the connections of earlier tests."""
 
     def url(server: Any, _: Path) -> str:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(f"SELECT pg_terminate_backend(pid, 5000) {_OURS}")
             if connection.execute("SELECT to_regclass('fencelock.layout')").fetchone() != (None,):
                 if connection.execute("SELECT max(version) FROM fencelock.layout").fetchone() != (LAYOUT,):
-                    connection.execute("DROP SCHEMA fencelock CASCADE")  # what a test of unknown layouts has left
+                    connection.execute("DROP SCHEMA fencelock CASCADE")  # a test of unknown layouts has changed it
                 else:
-                    # Not TRUNCATE, which makes new files for each table and each index.
+                    # Not TRUNCATE: it creates new files for each table and index.
                     connection.execute("; ".join(f"DELETE FROM fencelock.{table}" for table in _TABLES))
         return str(server.url).replace("postgresql", scheme, 1)
 
@@ -54,7 +54,7 @@ def _postgres(scheme: str) -> Callable[[Any, Path], str]:
 
 
 def _mysql(server: Any, _: Path) -> str:
-    """Return a database of its own on a shared server. Fifty at a time: each time starts a client's process."""
+    """Return a new database on a shared server. Fifty are created at a time, as each time starts a client process."""
     spare = _spare[server.url]
     if not spare:
         spare += [f"contract_{os.getpid()}_{next(_databases)}" for _ in range(50)]
@@ -63,7 +63,7 @@ def _mysql(server: Any, _: Path) -> str:
 
 
 def _mysql_innodb(server: Any, folder: Path) -> str:
-    """Return the same, where the administrator allows no tables in memory: a grant waits for the disk."""
+    """Return a database without MEMORY tables, as if an administrator did not allow them: a grant waits for the disk."""
     url = _mysql(server, folder)
     server.query(f"USE {url.rpartition('/')[2]};" + ";".join(schema()).replace("ENGINE=MEMORY", "ENGINE=InnoDB"))
     return url
@@ -71,11 +71,11 @@ def _mysql_innodb(server: Any, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class EngineCase:
-    """How the suite gets at an engine."""
+    """How the suite connects to an engine, and what it expects of it."""
 
     id: str
     url: Callable[[Any, Path], str]
-    """Return the URL of an engine that nobody else uses, given its server and a folder of the test's own."""
+    """Returns the URL of an engine that no other test uses, given its server and the test's own folder."""
     server: str | None = None
     """The shared server that it runs on (tests/servers), if it needs one."""
     processes: bool = True
@@ -85,15 +85,15 @@ class EngineCase:
     shared: bool = True
     """Whether it has readers."""
     limit: bool = True
-    """Whether it has permits too."""
+    """Whether it has permits."""
     records: bool = False
     """Whether it keeps records."""
     ttl_scale: float = 1.0
     """The factor for every ttl, and for every wait that depends on one (`ttl_scale.py`)."""
     hangs_up: bool = False
-    """Whether the end of a holder's process is the end of its lock: then nobody waits for the rest of its ttl."""
+    """Whether a lock ends with its holder's process, so that waiters need not wait for the rest of its ttl."""
     slack: float = 0.0
-    """Seconds that it may take, beyond the ttl, to notice that a claim is over."""
+    """Seconds after the ttl within which the engine notices that a claim has expired."""
 
 
 _MYSQL = EngineCase(
@@ -108,13 +108,13 @@ ENGINE_CASES = [
     EngineCase("redis", _redis, server="redis", records=True),
     EngineCase("zookeeper", _zookeeper, server="zookeeper1", records=True, ttl_scale=4.0, slack=0.5),
     EngineCase("redlock", _redis, server="redis_nodes", fair=False, shared=False, limit=False),
-    # Whole seconds; it looks for what is over twice a second.
+    # Whole seconds; the server removes expired leases twice a second.
     EngineCase("etcd", _etcd, server="etcd1", ttl_scale=4.0, slack=1.5, records=True),
     EngineCase("postgres", _postgres("postgresql"), server="postgres", records=True),
     EngineCase(
         "advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True
     ),
-    # Whole seconds; a lock goes with its connection.
+    # Whole seconds; a lock ends with its connection.
     _MYSQL,
 ]
 

@@ -32,7 +32,7 @@ DRIVERS = (
     "h2.connection",
     "cryptography.hazmat.primitives.asymmetric.padding",
 )
-"""What engines import only when they connect."""
+"""Modules that engines import only when they connect."""
 
 
 class Process:
@@ -105,7 +105,7 @@ def _fork_server() -> socket.socket:
     return mine
 
 
-# ---------------------------------------------------------------------------- the other side
+# ---------------------------------------------------------------------------- in the fork server
 
 
 def serve(fd: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""One view of both façades, so that a behaviour is written once: the blocking one behind `async def`, the other as it is.
+"""One interface to both APIs, so that each test is written once: the blocking API behind `async def`, the asyncio API.
 
 Both apply the engine's TtlScale to the ttls that tests ask for; `raw` is the façade itself.
 
@@ -157,7 +157,7 @@ class LocksView(Protocol):
 
 
 class Threads:
-    """Runs blocking calls, each task's in a thread of its own."""
+    """Runs the blocking calls of each task in the task's own thread."""
 
     def __init__(self) -> None:
         self._of: weakref.WeakKeyDictionary[asyncio.Task[Any], ThreadPoolExecutor] = weakref.WeakKeyDictionary()
@@ -173,7 +173,7 @@ class Threads:
 
 
 async def direct(fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call it right here."""
+    """Call the function in this thread."""
     return fn(*args, **kwargs)
 
 
@@ -485,7 +485,7 @@ def client_of(locks: Any) -> Client[Any]:
 
 
 def core_of(lease: Any) -> BaseLease:
-    """Return the lease itself."""
+    """Return the lease behind a view."""
     raw = lease.raw if isinstance(lease, BlockingLease) else lease
     assert isinstance(raw, BaseLease)
     return raw

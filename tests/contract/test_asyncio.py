@@ -1,4 +1,4 @@
-"""What is peculiar to tasks: cancellation at every await, timeouts that race with the grant, event loops."""
+"""asyncio only: cancellation at every await, timeouts that race with the grant, event loops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_acquire_cancelled_at_any_step_leaves_no_claim(factory: MakeClient
         return await locks.lock("x").acquire()
 
     assert await cancel_at_every_step(work, after) >= 1
-    async with factory.connect() as fresh:  # whose first step opens the database, in a thread
+    async with factory.connect() as fresh:  # the first step opens the database, in a thread
 
         async def first() -> Any:
             return await fresh.lock("x").acquire()
@@ -90,7 +90,7 @@ async def test_release_cancelled_at_any_step_still_releases(locks: LocksView) ->
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if not steps:
-            await lease.release()  # the task never began: nobody asked for a release yet
+            await lease.release()  # the task never began, so no release was requested
         assert await is_free(locks, "x")
         if finished:
             return
@@ -178,7 +178,7 @@ async def test_asyncio_timeout_that_races_with_the_grant(factory: MakeClient, lo
             except TimeoutError:
                 missed += 1
             await releasing
-        span *= 1.15 if lease is None else 0.87  # so that as many have it as not, on any engine and any machine
+        span *= 1.15 if lease is None else 0.87  # about as many acquires succeed as time out, on any engine and machine
         if lease is not None:
             granted += 1
             lease.check()
@@ -640,7 +640,7 @@ async def test_on_lost_is_called_before_the_client_closes(factory: MakeClient, t
         async with factory.connect(on_lost=lambda _, reason: losses.append(reason)) as locks:
             async with locks.lock("x", ttl=0.25, renew=False):
                 asyncio.get_running_loop().call_soon(ttl_scale.stall, 0.5)
-                await asyncio.sleep(ttl_scale(0.3))  # over, when the loop goes on, like the lease
+                await asyncio.sleep(ttl_scale(0.3))  # when the loop continues, both the sleep and the lease are over
     assert losses == [LossReason.EXPIRED]
 
 

@@ -74,7 +74,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 async def test_many_callers_in_several_processes_share_one_build(factory: MakeClient, log: str) -> None:
-    """60 callers in 4 processes: one build, and everybody gets its value."""
+    """60 callers in 4 processes get the value of one build."""
     workers = [await start(factory, log) for _ in range(4)]
     answers = await asyncio.gather(
         *(worker.do(GET_MANY, value=f"w{number}", callers=15) for number, worker in enumerate(workers))
@@ -84,7 +84,7 @@ async def test_many_callers_in_several_processes_share_one_build(factory: MakeCl
 
 
 async def test_killed_builder_is_replaced_once(factory: MakeClient, locks: LocksView, log: str) -> None:
-    """A builder that is killed is replaced after its ttl, by exactly one of those that wait."""
+    """Exactly one waiter replaces a killed builder, after its ttl."""
     first, *others = [await start(factory, log) for _ in range(3)]
     async with background(first.do(GET, value="killed", seconds=60)) as (_,):
 
@@ -106,7 +106,7 @@ async def test_killed_builder_is_replaced_once(factory: MakeClient, locks: Locks
 async def test_stopped_builder_does_not_overwrite_a_newer_value(
     factory: MakeClient, locks: LocksView, log: str
 ) -> None:
-    """A builder that is stopped past its ttl and then goes on does not replace what the next builder has stored."""
+    """A builder that is stopped past its ttl and then resumed does not overwrite the value of the next builder."""
     first, second = [await start(factory, log) for _ in range(2)]
     async with background(first.do(GET, value="late", seconds=0.5)) as (building,):
 

@@ -1,4 +1,4 @@
-"""Leader election: terms, what others see of the leader, and `run`."""
+"""Leader election: terms, observers, and `run`."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def test_observers_share_one_poll(factory: MakeClient, locks: LocksView) -
 
 
 class Work:
-    """What a leader does: it notes its terms, and leaves each when the test says so, or with an error."""
+    """The work of a leader: it records its terms, and ends each one on the test's command, or with an error."""
 
     def __init__(self) -> None:
         self.terms: list[LeaseView] = []

@@ -27,7 +27,7 @@ REPLY = 0.5
 FIRST_CONNECT = 3.0
 """The same for a client that has yet to connect."""
 SLACK = 1.0
-"""What a busy machine may add."""
+"""Seconds that a loaded machine may add."""
 
 
 class Network:

@@ -362,7 +362,7 @@ async def test_timeout_names_the_holder(factory: MakeClient, locks: LocksView) -
 
 @pytest.mark.client_side
 async def test_timeout_says_that_this_process_is_the_holder(locks: LocksView) -> None:
-    """LockTimeout says so if the holder is this client itself."""
+    """LockTimeout says that this client itself is the holder."""
     lease = await locks.lock("x").acquire()
     with pytest.raises(LockTimeout, match=rf"\(this process, token {lease.token}"):
         await locks.lock("x", timeout=0.1).acquire()

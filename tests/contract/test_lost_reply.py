@@ -42,7 +42,7 @@ def _calls(script: Script) -> Request:
 
 
 def _zookeeper_request(kind: int) -> Request:
-    """Return what finds a request of this type among the frames that a client sends."""
+    """Return a function that finds a request of this type among the frames that a client sends."""
 
     def found(data: bytes) -> bool:
         while len(data) >= 12:

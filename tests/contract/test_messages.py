@@ -1,4 +1,4 @@
-"""Messages that are lost, late or refused: around the real engine, so that what it did is real."""
+"""Messages that are lost, late or refused, with a fault injector around the real engine."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from tests.contract.ttl_scale import TtlScale
 from tests.support.waiting import SOON, eventually
 
 ORDER = ["Z", "a", "a b", "z", "é", "日本", "\uffef", "🔒"]
-"""By UTF-8 bytes; by UTF-16 units, as in Java and JavaScript, the last two would change places."""
+"""By UTF-8 bytes; by UTF-16 units, as in Java and JavaScript, the last two would be in the other order."""
 
 
 @pytest.mark.client_side

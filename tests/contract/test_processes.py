@@ -1,4 +1,4 @@
-"""Holders and waiters in other processes: killed, stopped, interrupted, forked, and ending without a word."""
+"""Holders and waiters in other processes that are killed, stopped, interrupted, forked, or end without a release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order of service, names in use, and the one rule of admission: what the engine does against what `blockers` says."""
+"""Order of service, names in use, and the admission rule: the engine compared with `blockers`."""
 
 from __future__ import annotations
 
@@ -410,7 +410,7 @@ async def test_engine_admits_the_claims_that_blockers_allows(factory: MakeClient
         else:
             member = chance.choice(model.queue)
             if case.traits.session:
-                case = member.case  # a claim hangs on its client's session, and nobody else's can keep it
+                case = member.case  # a claim belongs to its client's session; another session cannot keep it
             outcome = await case.attempt(
                 member.claim, enqueue=True, deadline=NO_DEADLINE
             )  # keeps its place in the queue

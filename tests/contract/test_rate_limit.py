@@ -162,7 +162,7 @@ async def test_concurrent_callers_never_exceed_the_burst(factory: MakeClient) ->
 
 @pytest.mark.client_side
 async def test_engine_down(factory: MakeClient) -> None:
-    """Without the engine a call is refused with EngineUnavailable, or goes if the limit says so."""
+    """Without the engine a call raises EngineUnavailable, or is admitted if the limit has on_error="allow"."""
     locks = factory.connect()
     faulty = Faulty.around(locks)
     strict, lenient = (

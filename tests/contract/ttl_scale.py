@@ -11,14 +11,14 @@ from typing import Any
 SHORTEST = 0.25
 """The shortest ttl that the suite uses. An engine's scale is at least its shortest ttl divided by this."""
 LONG = 2.0
-"""From here on a ttl is long enough for every engine, and taken as it is."""
+"""A ttl from this length on is long enough for every engine, and is not scaled."""
 
 SCALED = ("ttl", "max_hold", "stall_after")
 
 
 @dataclass(frozen=True, slots=True)
 class TtlScale:
-    """What the tests' times mean on an engine.
+    """The factor by which the times of the tests are longer on an engine.
 
     Clients (`runtimes.py`) apply it to the SCALED options that a test gives them; a test applies it to whatever it ties to
     these: sleeps, stalls, delays of a fault. How long a lease lasts is up to the engine, which may keep a shorter ttl than
@@ -26,24 +26,24 @@ class TtlScale:
     """
 
     factor: float = 1.0
-    """How many times longer than for others a ttl has to be."""
+    """The factor for ttls."""
     slack: float = 0.0
-    """Seconds that the engine may take to notice, beyond its ttl, that a claim is over."""
+    """Seconds after the ttl within which the engine notices that a claim has expired."""
 
     def __call__(self, seconds: float) -> float:
-        """Return what so many seconds of a test are on this engine."""
+        """Return the scaled number of seconds."""
         return seconds * self.factor
 
     async def sleep(self, seconds: float) -> None:
-        """Let others run for that long."""
+        """Sleep for the scaled time; other tasks run meanwhile."""
         await asyncio.sleep(self(seconds))
 
     def stall(self, seconds: float) -> None:
-        """Block this thread, and with it the event loop: nothing can interrupt it."""
+        """Block this thread, and with it the event loop, for the scaled time."""
         time.sleep(self(seconds))
 
     async def outlast(self, ttl: float) -> None:
-        """Wait until the engine must have seen the end of a claim that it granted, or renewed, before now, with this ttl."""
+        """Wait until the engine must have noticed the end of a claim with this ttl that it granted or renewed before now."""
         await asyncio.sleep(ttl + 0.05 + self.slack)
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class TtlScale:
 
 
 def _is_short(value: object) -> bool:
-    """Return whether it is a time to be scaled; what is no time at all is left to those who refuse it."""
+    """Return whether this is a time to be scaled; an invalid value is passed on unchanged, as the client refuses it."""
     return type(value) in (int, float) and 0 < value < LONG  # type: ignore[operator]
 
 

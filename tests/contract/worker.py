@@ -34,7 +34,7 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """The side of the test."""
+    """The test's interface to a worker process."""
 
     def __init__(self, process: fork_server.Process) -> None:
         self._process = process
@@ -57,7 +57,7 @@ class Worker:
         return self._process.pid
 
     async def do(self, source: str, **values: Any) -> Any:
-        """Run the source there, with these values in sight; return its `result`."""
+        """Run the source in the worker, with these values as variables; return its `result`."""
         async with self._turn:
             try:
                 self._process.writer.write(json.dumps({"do": source, "values": values}).encode() + b"\n")
@@ -80,11 +80,11 @@ class Worker:
         )  # fmt: skip
 
     def stop(self) -> None:
-        """Stop it, as a debugger, a full machine or a closed lid would."""
+        """SIGSTOP it, as a debugger, an overloaded machine or a sleeping laptop would."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """SIGCONT it."""
         self._process.send_signal(signal.SIGCONT)
 
     def signal(self, number: int) -> None:
@@ -97,20 +97,20 @@ class Worker:
             return await self._process.wait()
 
     async def finish_input(self) -> int:
-        """Let it come to the end of its program, without a release; return the exit status."""
+        """Close its input, so that its program ends without a release; return the exit status."""
         self._process.writer.write_eof()
         return await self.ended()
 
     async def kill(self) -> None:
-        """Kill it, if it still is there."""
+        """Kill it if it still runs."""
         await self._process.close()
 
 
-# ---------------------------------------------------------------------------- the side of the process
+# ---------------------------------------------------------------------------- in the worker process
 
 
 def forked(work: Callable[[], Any]) -> Any:
-    """Run `work` in a forked child and return what it returned there, or the kind of its error."""
+    """Run `work` in a forked child, and return its result or the type of its error."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -134,7 +134,7 @@ def forked(work: Callable[[], Any]) -> Any:
 
 
 def run_sync(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end in a child: in a loop of its own, or, if it never suspends, without one."""
+    """Run a coroutine to its end in a child: in a new event loop, or without one if it never suspends."""
     return asyncio.run(work) if RUNTIME_NAME == "aio" else _straight(work)
 
 
@@ -177,7 +177,7 @@ async def _read_here() -> str:
         try:
             return sys.stdin.readline()
         except KeyboardInterrupt:
-            continue  # it came too early or too late to interrupt anything
+            continue  # the signal came too early or too late to interrupt the source
 
 
 async def _aio(namespace: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ async def _aio(namespace: dict[str, Any]) -> None:
 
 def main() -> None:
     """Serve until the input ends."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for background jobs
     url, options, ttl_scale = sys.argv[0], json.loads(sys.argv[2]), TtlScale(*json.loads(sys.argv[3]))
     namespace = NAMESPACE
     namespace["ttl_scale"] = ttl_scale
@@ -207,7 +207,7 @@ NAMESPACE: dict[str, Any] = {
     "os": os,
     "sys": sys,
 }
-"""What sources see. It lives as long as the module, as the globals of a program do."""
+"""The variables of the sources. They live as long as the module, as the globals of a program do."""
 RUNTIME_NAME = ""
 
 if __name__ == "__main__":

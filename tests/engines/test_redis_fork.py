@@ -46,7 +46,7 @@ def monitored(server: Redis) -> Iterator[list[tuple[str, str]]]:
         for command in monitor.listen():
             if "the end" in command["command"]:
                 break
-            # Skip CLIENT SETINFO, which redis-py sends on each new connection, also on the one for "the end" (Redis 7.2 and later).
+            # Skip CLIENT SETINFO: redis-py sends it on each new connection to Redis 7.2 or later, also before "the end".
             if command["client_type"] != "lua" and not command["command"].startswith("CLIENT SETINFO"):
                 sent.append((f"{command['client_address']}:{command['client_port']}", command["command"]))
     client.close()

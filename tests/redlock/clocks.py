@@ -46,7 +46,7 @@ class Clocks:
         return Timed(clients, node, ((),) * len(clients), (LOOSE,) * len(clients))
 
     def over(self, state: Timed, owner: int, round: int) -> bool:
-        """Whether the deadline of a round has passed."""
+        """Return whether the deadline of a round has passed."""
         sent = state.sent[owner]
         return round < len(sent) and state.now >= sent[round] + TTL + self.late
 

@@ -114,7 +114,7 @@ class Search:
             following: list[Seen] = []
             for seen in layer:
                 if self._expand(seen, following, promise):
-                    return self._way(seen[0])
+                    return self._path(seen[0])
             layer = following
             within -= 1
         return None
@@ -170,7 +170,7 @@ class Search:
         step.nodes[node] = found = (after, self.model.votes(before, step.move.event))
         return found
 
-    def _way(self, state: int) -> list[int]:
+    def _path(self, state: int) -> list[int]:
         way = [state]
         while self.came_from[state] != state:
             state = self.came_from[state]
@@ -196,9 +196,9 @@ class Trace:
     broken: frozenset[str]
 
     def __str__(self) -> str:
-        return "\n".join([*self._tell(), f"    broken: {', '.join(sorted(self.broken))}"])
+        return "\n".join([*self._describe(), f"    broken: {', '.join(sorted(self.broken))}"])
 
-    def _tell(self) -> Iterator[str]:
+    def _describe(self) -> Iterator[str]:
         for number, line in enumerate(self.lines, 1):
             what = SENTENCES[line.event.what].format(
                 attempt=self._name(line.event.attempt),
@@ -224,11 +224,11 @@ SENTENCES = {
     "expire": "node {node} lets {attempt} expire",
     "collect": "node {node} collects, its floor is {number}",
     "wipe": "node {node} loses its data",
-    "grant": "{attempt} counts its answers: granted, token {p}",
-    "renew": "{attempt} counts its answers: renewed",
+    "grant": "{attempt} counts its replies: granted, token {p}",
+    "renew": "{attempt} counts its replies: renewed",
     "revive": "{attempt} is renewed after its deadline, token {p}",
     "wait": "{attempt} is past a deadline, waits for a later round",
-    "end": "{attempt} is over, its undo is under way",
+    "end": "{attempt} is over, its undo is in flight",
 }
 
 

@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-NO_HOLDER = LOOSE = GONE = NONE = -1  # no holder; a hold that may run out now; a collected `last`; no answer
+NO_HOLDER = LOOSE = GONE = NONE = -1  # no holder; a hold that may expire now; a collected `last`; no reply
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Model:
         return attempt // self.instance.attempts
 
     def same_id(self, earlier: int, later: int) -> bool:
-        """Whether two attempts, the first of which a node holds, are of one claim."""
+        """Return whether the attempt that holds a node and another attempt belong to one claim."""
         rising = not self.rules.higher_under_same_id or earlier < later
         return self.owner(earlier) == self.owner(later) and rising
 
@@ -221,7 +221,7 @@ class Model:
             yield node._replace(last=GONE)
 
     def node_steps(self, node: Node, clients: Clients) -> Iterator[tuple[Event, Node]]:
-        """Whatever can happen on a node: any message that was sent arrives, the hold runs out, `last` is collected."""
+        """Yield the possible steps of a node: any message that was sent arrives, the hold expires, `last` is collected."""
         for owner, client in enumerate(clients):
             for k in range(min(client.attempt + 1, self.instance.attempts)):
                 attempt, over = owner * self.instance.attempts + k, k < client.attempt
@@ -243,18 +243,18 @@ class Model:
             yield Event("wipe"), node.freed()._replace(last=0, floor=0)
 
     def early(self, client: Client) -> bool:
-        """Whether a variant lets the holds of this client run out although it goes on counting on them."""
+        """Return whether a variant lets the holds of this client expire although it still relies on them."""
         return not (self.rules.deadline_from_send if client.believes else self.rules.count_before_deadline)
 
     def lapsed(self, client: Client) -> bool:
-        """Whether a variant lets this client come back to a lease whose deadline has passed: it has not undone it."""
+        """Return whether a variant lets this client use a lease again after its deadline, if it has not undone it."""
         last = self.instance.attempts - 1
         return self.rules.revive and client.attempt > last and bool(client.granted >> last & 1)
 
     # What a client does.
 
     def client_moves(self, clients: Clients) -> Iterator[Move]:
-        """Whatever a client can do: count a majority, wait for the answers to a later round, or end its attempt."""
+        """Yield the possible steps of a client: count a majority, wait for replies to a later round, or end its attempt."""
         for owner, client in enumerate(clients):
             attempt = owner * self.instance.attempts + client.attempt
 

@@ -60,7 +60,7 @@ VARIANTS = (
     Variant("heal below last, for a lease taken up again", HEAL_REVIVES, replace(ONCE, heal=True), ("order",)),
     Variant("heal without a majority", Rules(heal_after_grant=False), replace(ONCE, heal=True), ("uniqueness",)),
     Variant(
-        "answers to different proposals are added up",
+        "replies to different proposals are added up",
         Rules(count_one_proposal=False),
         TWICE,
         ("exclusion", "uniqueness", "order"),
@@ -68,7 +68,7 @@ VARIANTS = (
     Variant(
         "a majority is counted after the deadline", Rules(count_before_deadline=False), ONCE, ("exclusion", "order")
     ),
-    Variant("the deadline is counted from the answers", Rules(deadline_from_send=False), ONCE, ("exclusion",)),
+    Variant("the deadline is counted from the replies", Rules(deadline_from_send=False), ONCE, ("exclusion",)),
     Variant("one node is enough to renew", Rules(renew_by_majority=False), replace(ONCE, rounds=2), ("exclusion",)),
     Variant("a lower proposal under the same id", LOWER_AGAIN, replace(TWICE, rising=False), ("exclusion",)),
     Variant(
@@ -195,8 +195,8 @@ def test_a_trace_is_readable() -> None:
     assert [line.strip() for line in str(found.trace).splitlines()] == [
         "1  node 1 gets the claim of A1 (p=1) and acknowledges        A1 last 1   -  last 0   -  last 0",
         "2  node 2 gets the claim of B1 (p=2) and acknowledges        A1 last 1   B1 last 2   -  last 0",
-        "3  B1 counts its answers: granted, token 2                   A1 last 1   B1 last 2   -  last 0",
-        "4  A1 counts its answers: granted, token 1                   A1 last 1   B1 last 2   -  last 0",
+        "3  B1 counts its replies: granted, token 2                   A1 last 1   B1 last 2   -  last 0",
+        "4  A1 counts its replies: granted, token 1                   A1 last 1   B1 last 2   -  last 0",
         "broken: exclusion, order",
     ]
 

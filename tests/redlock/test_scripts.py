@@ -30,7 +30,7 @@ FAR = 10**9
 
 
 class Rules:
-    """One node, as the rules say."""
+    """One node by the rules, in plain Python."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, int]] = {}
@@ -100,7 +100,7 @@ class Rules:
 
 
 class Node:
-    """The same node, as the scripts do it."""
+    """The same node by the scripts, on a real Redis."""
 
     def __init__(self, client: Any) -> None:  # its signatures have no types
         self._client = client
@@ -109,7 +109,7 @@ class Node:
         return self._client.execute_command(*words)
 
     def period(self, ends: bool) -> None:
-        """End the period, or let it last."""
+        """End the current period, or keep it."""
         self.execute("HSET", SEEN, "\0period", 0 if ends else FAR)
 
     def run(self, script: Script, *args: str | int) -> Any:

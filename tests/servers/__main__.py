@@ -1,6 +1,6 @@
 """`python -m tests.servers redis postgres`: start engines by hand, print their URLs, end them on Ctrl-C.
 
-With `--install` it only brings the programs here.
+With `--install` it only installs the programs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.servers.shared import ALIASES, KINDS
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.servers", description="Start real engines by hand.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(KINDS)}; all when none is given")
-    parser.add_argument("--install", action="store_true", help="only bring the programs here")
+    parser.add_argument("--install", action="store_true", help="only install the programs")
     options = parser.parse_args()
     names = [ALIASES.get(name, name) for name in options.names] or list(KINDS)
     if unknown := [name for name in names if name not in KINDS]:

@@ -1,4 +1,4 @@
-"""A certificate that a server makes for itself, for its address alone."""
+"""A self-signed certificate for one address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.servers import packages
 
 
 def make(certificate: Path, key: Path, host: str) -> None:
-    """Write both, unless they are there; the certificate is its own authority."""
+    """Write the key and the certificate unless they exist; the certificate is its own authority."""
     if certificate.exists():
         return
     packages.ensure(["tls"])

@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Server)
 
 
 class Cluster(Startable, Generic[S]):
-    """Members that start together; each can be broken by itself as `members[i]`."""
+    """Members that start together; a test can break each of them as `members[i]`."""
 
     def __init__(self, members: Sequence[S]) -> None:
         self.members = tuple(members)
@@ -48,11 +48,11 @@ class Cluster(Startable, Generic[S]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether every member is there."""
+        """Whether the process of every member exists."""
         return all(member.is_alive for member in self.members)
 
     def url_at(self, address: str) -> str:
-        """The URL for other addresses, such as those of proxies."""
+        """Return the URL for other addresses, such as those of proxies."""
         return self.members[0].url_at(address)
 
     def answers(self, timeout: float = 1.0) -> bool:
@@ -60,7 +60,7 @@ class Cluster(Startable, Generic[S]):
         return all(member.answers(timeout) for member in self.members)
 
     def leader(self) -> S:
-        """The member that leads now; TimeoutError when for ten seconds there is none."""
+        """Return the current leader; raise TimeoutError if there is none for ten seconds."""
         until = time.monotonic() + 10.0
         while time.monotonic() < until:
             for member in self.members:
@@ -76,7 +76,7 @@ class Cluster(Startable, Generic[S]):
         for attempt in range(TRIES):
             asleep = [member for member in self.members if not member.is_alive]
             try:
-                # All of them before any is waited for: none serves until a majority is there.
+                # Start all members before waiting for one: none serves until a majority runs.
                 for member in asleep:
                     member.launch()
                 for member in self.members:
@@ -84,7 +84,7 @@ class Cluster(Startable, Generic[S]):
                 _all_at_once([member.wait_ready for member in asleep])
                 break
             except PortTaken:
-                # Members know each other by their ports, so a new port for one is a new cluster.
+                # Members find each other by their ports, so a new port for one member needs a new cluster.
                 if attempt == TRIES - 1 or len(asleep) < len(self.members):
                     raise
                 self.kill()
@@ -94,7 +94,7 @@ class Cluster(Startable, Generic[S]):
         self.started_in = time.monotonic() - began
 
     def stop(self) -> None:
-        """Let every member end in order."""
+        """Stop every member."""
         _all_at_once([member.stop for member in self.members])
 
     def kill(self) -> None:
@@ -103,12 +103,12 @@ class Cluster(Startable, Generic[S]):
             member.kill()
 
     def pause(self) -> None:
-        """Stop every member where it stands."""
+        """SIGSTOP every member."""
         for member in self.members:
             member.pause()
 
     def resume(self) -> None:
-        """Let every member go on."""
+        """SIGCONT every member."""
         for member in self.members:
             member.resume()
 
@@ -125,7 +125,7 @@ class Cluster(Startable, Generic[S]):
         self.start()
 
     def ensure_healthy(self) -> None:
-        """Bring it back to where a test found it: every member running, not paused, answering."""
+        """Restore it after a test: every member running, not paused, answering."""
         if not all(member.is_alive and not member.is_paused for member in self.members):
             self.start()
         until = time.monotonic() + 15.0
@@ -167,6 +167,6 @@ def _all_at_once(calls: Sequence[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    # A taken port explains the other members' failures, so it comes first.
+    # A taken port explains the failures of the other members, so raise it first.
     for error in sorted(errors, key=lambda error: not isinstance(error, PortTaken)):
         raise error

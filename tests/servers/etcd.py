@@ -18,11 +18,11 @@ from tests.support.waiting import eventually_blocking
 
 
 class Etcd(Server):
-    """One etcd member. It syncs every write to disk, as in production, for durability is among the promises tested."""
+    """One etcd member. It syncs every write to disk, as in production, because the tests also check durability."""
 
     family = "etcd"
     ports_needed = 2
-    # A leader first tries to hand over, and takes seven seconds of it when all are stopped together.
+    # A leader first tries to hand over its role; if all members stop together, this takes seven seconds.
     stop_limit = 2.0
 
     name = "m0"
@@ -36,7 +36,7 @@ class Etcd(Server):
     def call(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout: float = 5.0, token: str = ""
     ) -> dict[str, Any]:
-        """Ask etcd's JSON gateway, `/v3/…` with a body or any other path without; `token` is that of a login."""
+        """Send a request to etcd's JSON gateway (`/v3/…` with a body) or read another path; `token` is that of a login."""
         connection = self._connect(timeout)
         try:
             if body is None:
@@ -66,13 +66,13 @@ class Etcd(Server):
 
     @property
     def peer_url(self) -> str:
-        """Where the other members reach this one."""
+        """The URL of this member for the other members."""
         return f"http://{self.host}:{self.ports[1]}" if self.port else ""
 
     def wipe(self) -> None:
         super().wipe()
-        # A member of a living cluster may not come back without its memory under the same identity: it could vote
-        # twice. It has to leave and to join again.
+        # A member of a running cluster must not return under the same identity without its data: it could vote twice.
+        # It has to leave the cluster and join again.
         self._must_join = self.cluster is not None and any(member.is_alive for member in self.cluster.members)
         self._state = "existing" if self._must_join else "new"
 
@@ -94,11 +94,11 @@ class Etcd(Server):
             "initial-cluster": ",".join(f"{member.name}={member.peer_url}" for member in members),
             "initial-cluster-token": self.cluster.token if self.cluster is not None else uuid.uuid4().hex,
             "initial-cluster-state": self._state,
-            # Without it a member that was paused would depose a healthy leader on its return.
+            # Without it, a member that was paused would force an election when it is resumed, although there is a leader.
             "pre-vote": "true",
-            # With it a member could not be replaced until the others have been together for five seconds.
+            # With it, a member could be replaced only after the others were connected for five seconds.
             "strict-reconfig-check": "false",
-            # So that a lease may be of one second: its shortest is one and a half election timeouts, rounded up.
+            # This allows leases of one second: etcd's minimum is one and a half election timeouts, rounded up.
             "heartbeat-interval": "50",
             "election-timeout": "500",
             "logger": "zap",
@@ -113,7 +113,7 @@ class Etcd(Server):
 
 
 class EtcdTls(Etcd):
-    """One member that speaks TLS with its clients, and asks them for a certificate if `mutual`."""
+    """One member with TLS for its clients; if `mutual`, it requires their certificate."""
 
     def __init__(self, *, mutual: bool = False, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings=settings)
@@ -121,12 +121,12 @@ class EtcdTls(Etcd):
 
     @property
     def certificate(self) -> Path:
-        """The server's own, which is its authority too, and what a client shows if it has to."""
+        """The server's certificate: its own authority, and also the one that a client presents if `mutual`."""
         return self.folder / "cert.pem"
 
     @property
     def key(self) -> Path:
-        """What belongs to the certificate."""
+        """The private key of the certificate."""
         return self.folder / "key.pem"
 
     def url_at(self, address: str) -> str:
@@ -151,7 +151,7 @@ class EtcdTls(Etcd):
 
 
 class EtcdCluster(Cluster[Etcd]):
-    """Members that elect a leader; a minority of them may be gone."""
+    """Members that elect a leader; a minority of them may be down."""
 
     def __init__(self, count: int = 3, *, settings: Mapping[str, str] | None = None) -> None:
         super().__init__([Etcd(settings=settings) for _ in range(count)])
@@ -165,7 +165,7 @@ class EtcdCluster(Cluster[Etcd]):
         self.token = uuid.uuid4().hex
 
     def replace(self, newcomer: Etcd) -> None:
-        """Tell the others that this member has lost its data: the old one leaves, a new one joins."""
+        """Remove a member that lost its data from the cluster, and add it as a new one."""
         others = [member for member in self.members if member is not newcomer]
         eventually_blocking(
             lambda: any(member.answers(1.0) for member in others), f"a majority lets {newcomer!r}, wiped, join again"

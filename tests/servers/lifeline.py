@@ -1,4 +1,4 @@
-"""Holds one server: run as a process of its own between the tests and the server, with the standard library alone.
+"""Ends one server with the tests: a process between the tests and the server, with the standard library only.
 
 The server must not outlive the tests, even when they are killed -9 while the server is stopped by SIGSTOP. So this process
 watches the tests' process by a pidfd; when it is gone, it kills the whole tree and removes the data folder. The
@@ -24,14 +24,14 @@ IPC_RMID = 0
 
 
 def stat(task: str) -> list[str]:
-    """What /proc says of a process or of a thread: its state first, then its parent."""
+    """Return the fields of /proc/…/stat of a process or a thread, from its state on; then comes its parent."""
     with open(f"/proc/{task}/stat", errors="replace") as file:
-        # The name in parentheses, which comes before, may itself hold spaces and parentheses.
+        # The name in parentheses before them may itself contain spaces and parentheses.
         return file.read().rpartition(")")[2].split()
 
 
 def descendants(root: int) -> list[int]:
-    """The processes below `root`, parents before their children."""
+    """Return the processes below `root`, parents before their children."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -50,7 +50,7 @@ def descendants(root: int) -> list[int]:
 
 
 def release_memory(data: str | os.PathLike[str]) -> None:
-    """Give back the System V segment of a killed PostgreSQL, which it would find again only in the same folder."""
+    """Free the System V segment of a killed PostgreSQL; another server would find it only in the same folder."""
     try:
         with open(os.path.join(data, "postmaster.pid")) as file:
             segment = int(file.read().splitlines()[6].split()[1])
@@ -65,7 +65,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _become_server(folder: str, account: str, environment: list[str], command: list[str], lifeline: int) -> None:
-    # Python ignores these two, and what is ignored stays ignored after exec.
+    # Python ignores these two signals, and ignored signals stay ignored after exec.
     for number in (SIGPIPE, SIGXFSZ):
         ctypes.CDLL(None).signal(number, None)
     if account:
@@ -74,7 +74,7 @@ def _become_server(folder: str, account: str, environment: list[str], command: l
         os.setgid(int(gid))
         os.setuid(int(uid))
     os.chdir(folder)
-    # After the change of user, which would clear it.
+    # After the change of user, which clears this setting.
     _prctl(PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != lifeline:
         os._exit(1)
@@ -82,9 +82,9 @@ def _become_server(folder: str, account: str, environment: list[str], command: l
 
 
 def _sweep() -> None:
-    """Kill what the server left behind; as the subreaper we have inherited it."""
+    """Kill the processes that the server left; this process is their subreaper, so it has inherited them."""
     while True:
-        # First, as most leave nothing behind, and to find what they do takes a look at every process of the machine.
+        # Check for children first: most servers leave none, and finding them reads the data of every process of the machine.
         try:
             while os.waitpid(-1, os.WNOHANG)[0] != 0:
                 pass

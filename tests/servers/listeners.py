@@ -1,4 +1,4 @@
-"""Who listens where. /proc has one table for all connections, and to read it takes long while tests leave thousands."""
+"""Which process listens on which port, by netlink: reading /proc/net/tcp is slow when tests leave thousands of sockets."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ TCP_LISTEN = 10
 
 HEADER = struct.Struct("=IHHII")  # length, kind, flags, sequence, process
 REQUEST = struct.Struct("=BBBxI48x")  # family, protocol, extensions, states, and a socket that stands for any
-PORT, INODE = struct.Struct("!4xH"), struct.Struct("=68xI")  # within an answer
+PORT, INODE = struct.Struct("!4xH"), struct.Struct("=68xI")  # within a reply
 LISTENING = "0A"
 
 
 def listeners() -> dict[int, int]:
     """Return the ports on which a process listens, by the inodes of the sockets."""
     try:
-        return dict(_ask(socket.AF_INET)) | dict(_ask(socket.AF_INET6))
-    except OSError:  # a kernel without that question, or a container that may not ask
+        return dict(_query(socket.AF_INET)) | dict(_query(socket.AF_INET6))
+    except OSError:  # a kernel without sock_diag, or a container without the right to use it
         return dict(_read("tcp")) | dict(_read("tcp6"))
 
 
-def _ask(family: int) -> Iterator[tuple[int, int]]:
+def _query(family: int) -> Iterator[tuple[int, int]]:
     body = REQUEST.pack(family, socket.IPPROTO_TCP, 0, 1 << TCP_LISTEN)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as sock:
         sock.settimeout(5.0)
         sock.send(HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + body)
         while True:
-            answers = sock.recv(1 << 16)
-            while answers:
-                length, kind, *_ = HEADER.unpack_from(answers)
+            replies = sock.recv(1 << 16)
+            while replies:
+                length, kind, *_ = HEADER.unpack_from(replies)
                 if kind == NLMSG_DONE:
                     return
                 if kind == NLMSG_ERROR:
-                    raise OSError("the kernel does not say who listens")
-                yield INODE.unpack_from(answers, HEADER.size)[0], PORT.unpack_from(answers, HEADER.size)[0]
-                answers = answers[(length + 3) & ~3 :]
+                    raise OSError("the kernel refused the list of listening sockets")
+                yield INODE.unpack_from(replies, HEADER.size)[0], PORT.unpack_from(replies, HEADER.size)[0]
+                replies = replies[(length + 3) & ~3 :]
 
 
 def _read(table: str) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Base classes of what a `with` block closes."""
+"""Base classes of objects that a `with` block starts and closes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closable(ABC):
-    """Something that is closed at the end of a `with`."""
+    """An object that is closed at the end of a `with` block."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it and leave nothing behind."""
+        """End it, and remove its processes and files."""
 
     def __enter__(self) -> Self:
         return self
@@ -24,11 +24,11 @@ class Closable(ABC):
 
 
 class Startable(Closable):
-    """Something that is also started at the beginning of a `with`."""
+    """An object that is also started at the beginning of a `with` block."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start it and wait until it serves; nothing happens to what already runs."""
+        """Start it and wait until it serves; do nothing if it runs."""
 
     def __enter__(self) -> Self:
         try:

@@ -1,4 +1,4 @@
-"""MariaDB; or MySQL in its place, which Debian does not have: see `unpacked`."""
+"""MariaDB, or MySQL instead, which Debian does not have: see `unpacked`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers import certificate, packages, template
 from tests.servers.server import Server
 
 INSTALL = ("--skip-test-db", "--auth-root-authentication-method=normal", "--skip-name-resolve")
-# Small files, because they are copied for every server; what is promised about commits stays as it is by default.
+# Small files, because they are copied for every server. The durability of commits is the default.
 SMALL = {
     "innodb-log-file-size": "8M",
     "innodb-data-file-path": "ibdata1:8M:autoextend",
@@ -32,7 +32,7 @@ class MariaDB(Server):
         return f"mysql://root@{address}/fencelock"
 
     def query(self, sql: str) -> str:
-        """Run a statement through the command-line client; the rows without decoration."""
+        """Run a statement through the command-line client; return the rows without headings."""
         where = ("--no-defaults", "--protocol=tcp", f"--host={self.host}", f"--port={self.port}", "--user=root")
         words = (*where, "--batch", "--skip-column-names", "fencelock", "-e", sql)
         return template.run(packages.find(self.family, "mariadb"), *words, folder=self.folder).strip()
@@ -52,9 +52,9 @@ class MariaDB(Server):
         template.run(installer, *words, *self._options(), folder=self.folder)
 
     def _options(self) -> list[str]:
-        # A folder of its own for temporary tables: in a shared one two servers could remove each other's.
+        # Each server has its own folder for temporary tables: in a shared one, two servers could remove each other's.
         settings = {**SMALL, "innodb-flush-method": "fsync", "tmpdir": str(self.folder), **self.settings}
-        # Asked for by name, because MariaDB would otherwise refuse to run as root.
+        # Without this option MariaDB refuses to run as root.
         user = ["--user=root"] if os.geteuid() == 0 else []
         return [*user, *(f"--{name}={value}" for name, value in settings.items())]
 
@@ -81,7 +81,7 @@ class MariaDB(Server):
             with sock.makefile("rb") as replies:
                 header = replies.read(4)
                 greeting = replies.read(int.from_bytes(header[:3], "little"))
-        # Version 10 of the protocol; anything else is an error packet or a server that went away.
+        # Version 10 of the protocol; anything else is an error packet or a closed connection.
         if not greeting.startswith(b"\x0a"):
             raise ConnectionError(f"MariaDB greets with {greeting[:80]!r}")
 
@@ -96,7 +96,7 @@ class MySQL(MariaDB):
     """A MySQL, from packages that were unpacked by hand."""
 
     def query(self, sql: str) -> str:
-        """Run statements; the rows as the command-line client would print them."""
+        """Run statements; return the rows as the command-line client prints them."""
         found = []
         with pymysql.connect(
             host=self.host, port=self.port, user="root", database="fencelock", autocommit=True,
@@ -149,16 +149,16 @@ def sql_server(**options: Any) -> MariaDB:
 
 
 class MariaDBTls(MariaDB):
-    """A MariaDB that also speaks TLS, with a certificate that it made for itself."""
+    """A MariaDB that also accepts TLS, with a self-signed certificate."""
 
     @property
     def certificate(self) -> Path:
-        """What a client has to trust."""
+        """The certificate that a client has to trust."""
         return self.folder / "certificate.pem"
 
     @property
     def tls_url(self) -> str:
-        """The URL for TLS with a server that is who it should be."""
+        """The URL for TLS with a verified certificate and host."""
         return f"{self.url}?ssl-ca={self.certificate}"
 
     def _prepare(self) -> None:

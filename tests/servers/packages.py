@@ -50,26 +50,26 @@ FAMILIES: dict[str, dict[str, str]] = {
     "tools": {"strace": "strace"},
 }
 
-# Before PATH, where Debian has a Perl wrapper in psql's place that is slow and does not work when it is unpacked.
+# Before PATH, where Debian's psql is a Perl wrapper that is slow and does not work when it is unpacked.
 VERSIONED = "usr/lib/postgresql/*/bin"
-PLACES = ("usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "usr/lib/jvm/*/bin", "usr/share/java")
+FOLDERS = ("usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "usr/lib/jvm/*/bin", "usr/share/java")
 INSTALL_LIMIT = 900.0
 _one_at_a_time = threading.Lock()
 
 
 class EngineMissing(RuntimeError):
-    """A program is not on this machine and could not be brought here; the message says what to install."""
+    """A program is missing and could not be installed; the message says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Where a program is, and the folder that takes the place of `/` for it."""
+    """The path of a program, and the folder that it uses instead of `/`."""
 
     path: Path
     prefix: Path
 
     def environment(self) -> dict[str, str]:
-        """What to add to the environment so that an unpacked program finds its libraries."""
+        """Return the variables with which an unpacked program finds its libraries."""
         if self.prefix == Path("/"):
             return {}
         folders = [
@@ -81,7 +81,7 @@ class Program:
 
 
 def find(family: str, name: str) -> Program:
-    """The program `name` of an engine's family, from PATH, Debian's usual places or `.engines`."""
+    """Return the program `name` of an engine's family, from PATH, Debian's usual folders or `.engines`."""
     program = _look_up(family, name)
     if program is None:
         raise EngineMissing(_advice(family, [name], "it is not on this machine"))
@@ -89,12 +89,12 @@ def find(family: str, name: str) -> Program:
 
 
 def missing(family: str) -> list[str]:
-    """The programs of a family that are nowhere to be found."""
+    """Return the programs of a family that are missing."""
     return [name for name in FAMILIES[family] if _look_up(family, name) is None]
 
 
 def ensure(families: Iterable[str], say: Say = print) -> None:
-    """Bring every missing program of these families here, or raise EngineMissing."""
+    """Install every missing program of these families, or raise EngineMissing."""
     with _one_at_a_time:
         wanted = {family: names for family in families if (names := missing(family))}
         for family in wheels.WHEELS.keys() & wanted.keys():
@@ -103,7 +103,7 @@ def ensure(families: Iterable[str], say: Say = print) -> None:
             return
         if shutil.which("apt-get") is None:
             family, names = next(iter(wanted.items()))
-            raise EngineMissing(_advice(family, names, "there is no apt-get to bring it"))
+            raise EngineMissing(_advice(family, names, "there is no apt-get to install it"))
         if os.geteuid() == 0:
             _install(wanted, say)
         else:
@@ -124,8 +124,8 @@ def _look_up(family: str, name: str) -> Program | None:
     if on_path is not None:
         return Program(Path(on_path), machine)
     for prefix in (machine, unpacked):
-        for place in PLACES:
-            if found := sorted(glob(str(prefix / place / name))):
+        for folder in FOLDERS:
+            if found := sorted(glob(str(prefix / folder / name))):
                 return Program(Path(found[-1]), prefix)
     return None
 
@@ -176,15 +176,15 @@ def _update(apt: list[str], say: Say) -> None:
     try:
         _run([*apt, "-q", "update"])
     except RuntimeError as error:
-        # One broken source among many is no reason to give up: the installation will show whether it mattered.
+        # Continue with one broken source among many: the installation shows whether it was needed.
         say(str(error))
 
 
 @contextmanager
 def _no_services() -> Iterator[None]:
-    """While packages are installed, Debian's policy file says that no service may start; what was there comes back."""
+    """Forbid services to start while packages are installed, by Debian's policy file; then restore that file."""
     policy = Path("/usr/sbin/policy-rc.d")
-    # lexists: it may well be a dangling link.
+    # lexists: it may be a dangling link.
     aside = policy.with_name(f"policy-rc.d.fencelock-{os.getpid()}") if os.path.lexists(policy) else None
     if aside is not None:
         policy.rename(aside)
@@ -209,7 +209,7 @@ def _bring(family: str, names: list[str], say: Say) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Have the cache to oneself, among all processes; another may have brought what is missing meanwhile."""
+    """Lock the cache against other processes; while waiting, another process may have installed the missing programs."""
     folder.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -234,7 +234,7 @@ def _unpack(wanted: dict[str, list[str]], say: Say) -> None:
 
 
 def _private_apt(say: Say) -> list[str]:
-    """An apt-get that needs no root: /var/lib/apt may be locked, empty or closed to us, so it has a state of its own.
+    """Return an apt-get command that needs no root: it has its own state, as /var/lib/apt may be locked or not writable.
 
     dpkg's status is the machine's, so that only what is not installed gets downloaded.
     """
@@ -256,11 +256,11 @@ def _unpack_one(apt: list[str], family: str, packages: list[str]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     for archive in sorted(archives.glob("*.deb")):
-        # Another C library than the running loader's would crash every program that finds it.
+        # A program crashes if it finds a C library that does not belong to the running loader.
         if not archive.name.startswith(("libc6_", "libc-bin_")):
             _run(["dpkg", "-x", str(archive), str(partial)])
     _bend_links(partial)
-    # Only whole trees get the name under which programs are looked for.
+    # Only a complete tree gets the name under which programs are looked up.
     shutil.rmtree(UNPACKED / family, ignore_errors=True)
     partial.rename(UNPACKED / family)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from tests.servers import packages, places
+from tests.servers import packages, ports_and_folders
 from tests.servers.postgres import Postgres
 from tests.servers.process import Account
 from tests.servers.server import Server
@@ -44,7 +44,7 @@ class PgBouncer(Server):
         ]
         path = self.folder / "pgbouncer.ini"
         path.write_text("\n".join([*lines, *(f"{name} = {value}" for name, value in settings.items())]) + "\n")
-        places.give(path, self._owner())
+        ports_and_folders.give(path, self._owner())
 
     def _command(self) -> tuple[list[str], packages.Program]:
         program = packages.find(self.family, "pgbouncer")

@@ -1,4 +1,4 @@
-"""pytest's side of the engines: `pytest_plugins = ["tests.servers.plugin"]` in tests/conftest.py.
+"""The pytest plugin for the engines: `pytest_plugins = ["tests.servers.plugin"]` in tests/conftest.py.
 
 The fixtures `redis_node`, `redis_nodes`, `etcd1`, `etcd3`, `zookeeper1`, `zookeeper3`, `postgres` and `mariadb` are
 shared by the whole run; `own_redis()` and its like make one for a single test to break. `engines.get("redis")` with
@@ -28,18 +28,18 @@ from tests.servers.server import KEEP
 from tests.servers.shared import ALIASES, KINDS, REDIS_NODES, Engine, Engines
 from tests.servers.zookeeper import ZooKeeper, ZooKeeperCluster
 
-# Fixtures that mean a shared engine, and fixtures that mean only that the programs must be there.
+# Fixtures that need a shared engine, and fixtures that only need its programs.
 SHARED = {"redis_node": "redis", **{name: name for name in KINDS if name != "redis"}}
 OWN = {
     **{f"own_{family}": family for family in FAMILIES},
     **dict.fromkeys(("own_redis_nodes", "own_sentinel"), "redis"),
 }
 LIGHT = {"redis"}
-"""Shared engines that cost next to nothing to start and to keep, so that every process has its own."""
+"""Shared engines that start fast and need little memory, so that every process of pytest-xdist has its own."""
 
 
 class Session:
-    """What the plugin remembers during one run."""
+    """The state of the plugin during one run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -68,13 +68,13 @@ class Session:
                 stack.enter_context(capture.global_and_fixture_disabled())
             reporter.ensure_newline()
             if reporter.verbosity < 0:
-                # Quietly pytest writes dots without a file's name, and does not know that it is amid a line.
+                # With -q pytest writes dots without a file's name, and does not know that the line has not ended.
                 reporter.write_line("")
             while self._messages:
                 reporter.write_line(f"engines: {self._messages.pop(0)}")
 
     def get(self, name: str) -> Engine:
-        """A shared engine for a test."""
+        """Return a shared engine for a test."""
         if name in self.without:
             raise pytest.fail.Exception(
                 f"{name} was left out by --without-engine, but this test asks for it while it runs: "
@@ -90,7 +90,7 @@ SESSION = pytest.StashKey[Session]()
 
 
 def needs(item: pytest.Item) -> tuple[set[str], set[str]]:
-    """The shared engines that a test asks for, and the families of those and of its own ones."""
+    """Return the shared engines that a test needs, and the families of these and of the engines that it starts itself."""
     fixtures = getattr(item, "fixturenames", ())
     names = {SHARED[name] for name in fixtures if name in SHARED}
     families = {OWN[name] for name in fixtures if name in OWN}
@@ -128,7 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = Session(config)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of engines that --without-engine names."""
     session = config.stash[SESSION]
@@ -181,9 +181,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         names |= item_names
         families |= item_families
     mine = session.config.stash[SESSION]
-    # Before the first test, for an installation may take longer than a test is allowed to.
+    # Before the first test: an installation may take longer than the time limit of a test.
     mine.engines.install(families)
-    if names and not hasattr(session.config, "workerinput"):  # else others run most of these tests
+    if names and not hasattr(session.config, "workerinput"):  # otherwise other processes run most of these tests
         mine.report(f"starting {', '.join(KINDS[name].title for name in sorted(names))} …")
         mine.engines.begin(names)
 
@@ -235,7 +235,7 @@ def _own(name: str, make: Callable[..., Any]) -> Any:
         with ExitStack() as stack:
             yield lambda *args, **options: stack.enter_context(make(*args, **options))
 
-    give.__doc__ = f"Makes a {name.removeprefix('own_')} for this test alone, to be broken at will."
+    give.__doc__ = f"Makes a {name.removeprefix('own_')} for this test only, which may break it."
     return pytest.fixture(name=name)(give)
 
 
@@ -250,7 +250,7 @@ shared_mariadb = _shared("mariadb", MariaDB)
 
 @pytest.fixture(scope="session")
 def redis_nodes(engines: Session) -> Callable[[int], Sequence[Redis]]:
-    """Gives the first n of the independent Redis nodes that all tests share."""
+    """Returns the first n of the independent Redis nodes that all tests share."""
     nodes = engines.get("redis_nodes")
     assert isinstance(nodes, RedisNodes)
 

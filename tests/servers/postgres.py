@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.servers import certificate, packages, places, template
+from tests.servers import certificate, packages, ports_and_folders, template
 from tests.servers.lifeline import release_memory
 from tests.servers.process import Account
 from tests.servers.server import Server
 
 INITDB = ("--no-sync", "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions")
-# To copy the first data costs more than the server's start, so they are small: a short log, and no spare template.
+# Copying the initial data takes longer than the server's start, so they are small: a short log, and no spare template.
 SMALL = ("--wal-segsize=1",)
 LEAVE_OUT = (
     "UPDATE pg_database SET datistemplate = false WHERE datname = 'template0'\nDROP DATABASE template0\nCHECKPOINT\n"
@@ -34,7 +34,7 @@ class Postgres(Server):
         return f"postgresql://postgres@{address}/postgres"
 
     def query(self, sql: str) -> str:
-        """Run a statement through psql; the rows without decoration."""
+        """Run a statement through psql; return the rows without headings."""
         words = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url, "-c", sql)
         return template.run(packages.find(self.family, "psql"), *words, folder=self.folder).strip()
 
@@ -55,7 +55,7 @@ class Postgres(Server):
             template.fill(
                 self.data, self.family, [_version(initdb), *INITDB, *SMALL, LEAVE_OUT], lambda: self._initialise(initdb)
             )
-            places.give(self.data, self._owner())
+            ports_and_folders.give(self.data, self._owner())
             self.data.chmod(0o700)
 
     def _initialise(self, initdb: packages.Program) -> None:
@@ -74,7 +74,7 @@ class Postgres(Server):
             "unix_socket_directories": "",
             "max_connections": "400",
             "shared_buffers": "32MB",
-            # Files in the data folder, which go with it: segments in /dev/shm would outlive a kill -9.
+            # Shared memory in files of the data folder, removed with it: segments in /dev/shm would outlive a kill -9.
             "dynamic_shared_memory_type": "mmap",
             "jit": "off",
             "max_wal_size": "1GB",  # as it is with segments of the usual length
@@ -94,7 +94,7 @@ class Postgres(Server):
                     content = replies.read(length - 4)
                     if kind == b"E":
                         raise ConnectionError(content.replace(b"\0", b" ").decode(errors="replace"))
-            # Said properly, so that the log has no complaint about a lost client.
+            # A proper end, so that the server does not log a lost client.
             sock.sendall(b"X\0\0\0\4")
 
     def _clean_up(self) -> None:
@@ -107,22 +107,22 @@ def _version(program: packages.Program) -> str:
 
 
 class PostgresTls(Postgres):
-    """A PostgreSQL that also speaks TLS, with a certificate that it made for itself."""
+    """A PostgreSQL that also accepts TLS, with a self-signed certificate."""
 
     @property
     def certificate(self) -> Path:
-        """What a client has to trust."""
+        """The certificate that a client has to trust."""
         return self.folder / "certificate.pem"
 
     @property
     def tls_url(self) -> str:
-        """The URL for TLS with a server that is who it should be."""
+        """The URL for TLS with a verified certificate and host."""
         return f"{self.url}?sslmode=verify-full&sslrootcert={self.certificate}"
 
     def _prepare(self) -> None:
         key = self.folder / "key.pem"
         certificate.make(self.certificate, key, self.host)
-        places.give(key, self._owner())
+        ports_and_folders.give(key, self._owner())
         super()._prepare()
         self.settings |= {"ssl": "on", "ssl_cert_file": str(self.certificate), "ssl_key_file": str(key)}
 
@@ -142,25 +142,25 @@ class PostgresStandby(Postgres):
             self.data.chmod(0o700)
 
 
-# In a namespace of its own anybody may mount; in a second one the server is not root, as which it would not run.
+# Any user may mount in its own namespace. The second namespace is there because the server refuses to run as root.
 SMALL_DISK = """
 mount -t tmpfs -o size="$2" none "$1" && shift 2 && exec unshare --user --map-user=1000 --map-group=1000 "$@"
 """
 
 
 class PostgresSmallDisk(Postgres):
-    """A PostgreSQL with a tablespace `small`, the default for new tables, on a disk of so many bytes."""
+    """A PostgreSQL with a tablespace `small`, the default for new tables, on a disk of limited size."""
 
     size = 1_500_000
 
     @property
     def disk(self) -> Path:
-        """Where the small disk is, as the server sees it."""
+        """The path of the small disk in the server's namespace."""
         return self.folder / "disk"
 
     def _command(self) -> tuple[list[str], packages.Program]:
         command, program = super()._command()
         self.disk.mkdir(exist_ok=True)
-        places.give(self.disk, self._owner())
+        ports_and_folders.give(self.disk, self._owner())
         shell = ["/usr/bin/unshare", "--user", "--map-root-user", "--mount", "/bin/sh", "-c", SMALL_DISK, "sh"]
         return [*shell, str(self.disk), str(self.size), *command], program

@@ -79,16 +79,16 @@ class Running:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server is there, running or paused."""
+        """Whether the server's process exists, running or paused."""
         return self._mine() and self._lifeline.poll() is None
 
     @property
     def status(self) -> int | None:
-        """How the server ended: its exit status, or 128 and the signal that killed it."""
+        """The exit status of the server, or 128 plus the number of the signal that killed it."""
         return self._lifeline.poll()
 
     def listens_on(self, ports: Collection[int]) -> bool:
-        """Whether this server, and no other process, listens on all these ports."""
+        """Return whether this server, and no other process, listens on all these ports."""
         known = {f"socket:[{inode}]": port for inode, port in listeners().items()}
         folder = f"/proc/{self.pid}/fd"
         mine = {known.get(_target(f"{folder}/{entry}")) for entry in os.listdir(folder)}
@@ -98,7 +98,7 @@ class Running:
         """SIGSTOP the whole tree, and return when every thread of it is stopped."""
         until = time.monotonic() + limit
         while True:
-            # Parents first: a stopped parent makes no more children, so this comes to an end.
+            # Parents first: a stopped parent starts no more children, so the loop ends.
             tree = [self.pid, *descendants(self.pid)]
             moving = [pid for pid in tree if not _stands_still(pid)]
             if not moving:
@@ -115,12 +115,12 @@ class Running:
             self._signal(pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL the server; its lifeline process kills the processes that it leaves."""
+        """SIGKILL the server; its lifeline process kills the server's children."""
         self._signal(self.pid, signal.SIGKILL)
         self._wait(10.0)
 
     def stop(self, limit: float) -> None:
-        """Ask the server to end, and kill it when it does not."""
+        """Send SIGTERM or the server's own stop signal; kill the server if it does not end in time."""
         self.resume()
         self._signal(self.pid, self._stop_signal)
         try:

@@ -1,15 +1,15 @@
 """A network that can be broken: a small TCP proxy to put in front of a server.
 
     with Redis() as redis, Proxy(redis) as proxy:
-        proxy.delay(0.2, "to_client")   # every answer takes 200 ms longer
-        proxy.cut("to_server")          # nothing gets there; what was sent arrives once the network is healed
-        proxy.drop("to_client")         # answers are lost for good; their connections are reset by heal()
+        proxy.delay(0.2, "to_client")   # every reply takes 200 ms longer
+        proxy.cut("to_server")          # nothing arrives; what was sent arrives after heal()
+        proxy.drop("to_client")         # replies are lost; heal() resets their connections
         proxy.refuse()                  # no new connections
-        proxy.disconnect()              # the present ones are reset
+        proxy.disconnect()              # resets the open connections
         proxy.heal()
 
-While a direction is cut or dropped, a new connection is accepted but gets to the server only after heal(): the kernel
-answers a client's SYN before any program can decide not to.
+While a direction is cut or dropped, a new connection is accepted but reaches the server only after heal(): the kernel
+answers a client's SYN before a program can refuse it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.servers import places
+from tests.servers import ports_and_folders
 from tests.servers.cluster import Cluster
 from tests.servers.managed import Closable
 from tests.servers.server import TRIES, Server
@@ -35,7 +35,7 @@ Direction = Literal["to_server", "to_client", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that went one way: on to the other side, into nothing, or not yet."""
+    """Bytes of one direction: forwarded, dropped, or still held."""
 
     forwarded: int
     swallowed: int
@@ -53,9 +53,9 @@ class Stats:
 
 
 class Proxy(Closable):
-    """In front of one server, on a port of its own. Every call returns when it has taken effect."""
+    """A proxy in front of one server, on its own port. Every call returns when it has taken effect."""
 
-    host = places.HOST
+    host = ports_and_folders.HOST
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -63,7 +63,7 @@ class Proxy(Closable):
         self._owner = os.getpid()
         error = "no port tried"
         for _ in range(TRIES):
-            (self.port,) = places.free_ports(1)
+            (self.port,) = ports_and_folders.free_ports(1)
             order = {
                 "target": (server.host, server.port),
                 "address": (self.host, self.port),
@@ -77,7 +77,7 @@ class Proxy(Closable):
                 bufsize=1,
                 start_new_session=True,
             )
-            error = self._answer()["error"]
+            error = self._reply()["error"]
             if error is None:
                 return
             self.close()
@@ -90,41 +90,41 @@ class Proxy(Closable):
 
     @property
     def url(self) -> str:
-        """The server's URL, by way of this proxy."""
+        """The server's URL with the address of this proxy."""
         return self.server.url_at(self.address)
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
-        """Let everything sent from now on arrive this much later."""
+        """Deliver everything that is sent from now on this many seconds later."""
         self._fault("delay", seconds, direction)
 
     def drop(self, direction: Direction = "both") -> None:
-        """Swallow what is sent from now on, silently and for good."""
+        """Drop everything that is sent from now on, without an error."""
         self._fault("drop", True, direction)
 
     def cut(self, direction: Direction = "both") -> None:
-        """Let nothing arrive; it waits, and its sender too when the buffers are full, until heal()."""
+        """Deliver nothing until heal(); when the buffers are full, the sender blocks."""
         self._fault("cut", True, direction)
 
     def refuse(self) -> None:
-        """Refuse new connections; the present ones stay."""
-        self._tell({"do": "refuse"})
+        """Refuse new connections; the open ones stay."""
+        self._request({"do": "refuse"})
 
     def disconnect(self) -> None:
-        """Reset every present connection, on both sides."""
-        self._tell({"do": "disconnect"})
+        """Reset every open connection, on both sides."""
+        self._request({"do": "disconnect"})
 
     def heal(self) -> None:
-        """Be an ordinary network again."""
-        self._tell({"do": "heal"})
+        """Remove all faults."""
+        self._request({"do": "heal"})
 
     def stats(self) -> Stats:
-        """What has happened so far."""
-        answer = self._tell({"do": "stats"})
+        """Return the traffic so far."""
+        reply = self._request({"do": "stats"})
         return Stats(
-            accepted=answer["accepted"],
-            open=answer["open"],
-            to_server=Traffic(**answer["to_server"]),
-            to_client=Traffic(**answer["to_client"]),
+            accepted=reply["accepted"],
+            open=reply["open"],
+            to_server=Traffic(**reply["to_server"]),
+            to_client=Traffic(**reply["to_client"]),
         )
 
     def close(self) -> None:
@@ -140,21 +140,21 @@ class Proxy(Closable):
 
     def _fault(self, kind: str, value: float | bool, direction: Direction) -> None:
         ways = ["to_server", "to_client"] if direction == "both" else [direction]
-        self._tell({"do": "fault", "kind": kind, "value": value, "ways": ways})
+        self._request({"do": "fault", "kind": kind, "value": value, "ways": ways})
 
-    def _tell(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, order: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(order) + "\n")
-            return self._answer()
+            return self._reply()
 
-    def _answer(self) -> dict[str, Any]:
+    def _reply(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("the proxy has ended")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def __repr__(self) -> str:
         return f"<Proxy {self.address} to {self.server!r}>"
@@ -175,7 +175,7 @@ class Proxies(Closable):
 
     @property
     def url(self) -> str:
-        """One URL that names all members, by way of their proxies."""
+        """One URL that names the proxies of all members."""
         return self.members[0].server.url_at(",".join(member.address for member in self.members))
 
     def heal(self) -> None:

@@ -23,7 +23,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Channel:
-    """The faults of one direction, and what they have done."""
+    """The faults of one direction, and its traffic."""
 
     def __init__(self) -> None:
         self.delay = 0.0
@@ -48,7 +48,7 @@ class Flow:
         if not data:
             self.ended = True
         if self.way.drop:
-            # The end of a stream is a packet too, and is lost like the others.
+            # The end of a stream is a packet, too, and is dropped like the others.
             self.way.swallowed += len(data)
             self.link.lost = True
             return
@@ -79,12 +79,12 @@ class Flow:
 
     @property
     def reads(self) -> bool:
-        # A full queue is not read into: the sender feels the back-pressure, as from a slow network.
+        # Do not read into a full queue: the sender gets back-pressure, as from a slow network.
         return not self.ended and self.held < ROOM
 
 
 class Link:
-    """A client's connection and ours to the server on its behalf."""
+    """A client's connection, and the proxy's connection to the server for it."""
 
     def __init__(self, proxy: Proxy, client: socket.socket) -> None:
         self.proxy, self.client = proxy, client
@@ -141,7 +141,7 @@ class Link:
 
 
 class Proxy:
-    """Listens, links, and obeys."""
+    """Accepts connections, forwards bytes, and runs the commands of the test."""
 
     def __init__(self, target: tuple[str, int], address: tuple[str, int]) -> None:
         self.target, self.address = target, address
@@ -192,12 +192,12 @@ class Proxy:
             self.accepted += 1
             link = Link(self, client)
             self.links.add(link)
-            # Through a broken network no connection comes about: it waits until the network is whole again.
+            # While the network is broken, the connection to the server waits for heal().
             if not self.broken:
                 self.guard(link, link.connect)
 
     def guard(self, link: Link, step: Any, *args: Any) -> None:
-        """Do one step of a link; when an end of it breaks, so does the other."""
+        """Do one step of a link; if one of its connections breaks, reset both."""
         if link not in self.links:
             return
         try:
@@ -214,7 +214,7 @@ class Proxy:
             self.watch(end, link.wanted(end), link)
 
     def flush(self) -> float | None:
-        """Send what has become due; how long until there is more."""
+        """Send what is due; return the seconds until more is due."""
         next_due: float | None = None
         for link in list(self.links):
             for flow in link.flows:
@@ -230,14 +230,14 @@ class Proxy:
         for link in list(self.links):
             for flow in link.flows:
                 flow.queue = deque((0.0, data) for _, data in flow.queue)
-            # TCP never goes on after a gap, so a connection that lost bytes cannot live.
+            # TCP never continues after a gap, so a connection that lost bytes must be reset.
             if link.lost:
                 link.close(abruptly=True)
             elif not link.connecting:
                 self.guard(link, link.connect)
         self.listen()
 
-    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+    def run_command(self, order: dict[str, Any]) -> dict[str, Any]:
         match order["do"]:
             case "fault":
                 for way in order["ways"]:
@@ -249,11 +249,11 @@ class Proxy:
                     link.close(abruptly=True)
             case "heal":
                 self.heal()
-        answer: dict[str, Any] = {"accepted": self.accepted, "open": len(self.links)}
+        reply: dict[str, Any] = {"accepted": self.accepted, "open": len(self.links)}
         for number, (name, way) in enumerate(self.ways.items()):
             held = sum(link.flows[number].held for link in self.links)
-            answer[name] = {"forwarded": way.forwarded, "swallowed": way.swallowed, "held": held}
-        return answer
+            reply[name] = {"forwarded": way.forwarded, "swallowed": way.swallowed, "held": held}
+        return reply
 
     def run(self, tests: int) -> None:
         self.selector.register(os.pidfd_open(tests), selectors.EVENT_READ, "tests ended")
@@ -266,7 +266,7 @@ class Proxy:
                     line = sys.stdin.readline()
                     if not line:
                         return
-                    print(json.dumps(self.obey(json.loads(line))), flush=True)
+                    print(json.dumps(self.run_command(json.loads(line))), flush=True)
                 elif isinstance(key.data, Link):
                     if key.fileobj in self.watched:
                         self.guard(key.data, key.data.on_event, key.fileobj, events)

@@ -1,4 +1,4 @@
-"""Redis: one node, or any number of nodes that know nothing of each other."""
+"""Redis: one node, or several independent nodes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.servers.server import Server
 
 
 class Redis(Server):
-    """A Redis that has every acknowledged write in its append-only file before it answers."""
+    """A Redis that writes each change to its append-only file before it replies."""
 
     family = "redis"
     leaves_out: ClassVar[tuple[str, ...]] = ()
-    """Settings that it does not know."""
+    """Settings that this version does not have."""
 
     def url_at(self, address: str) -> str:
         password = self.settings.get("requirepass")
         return f"redis://:{password}@{address}/0" if password else f"redis://{address}/0"
 
     def command(self, *words: str | bytes, timeout: float = 2.0) -> bytes:
-        """Send one command over a connection of its own; the first line of the reply, with a bulk string's content."""
+        """Send one command over a new connection; return the first line of the reply, with a bulk string's content."""
         with socket.create_connection((self.host, self.port), timeout) as sock:
             sock.settimeout(timeout)
             password = self.settings.get("requirepass")
@@ -45,7 +45,7 @@ class Redis(Server):
             "bind": self.host,
             "port": str(self.port),
             "dir": str(self.data),
-            "databases": "10000",  # one for each test that shares this server
+            "databases": "10000",  # one database for each test that shares this server
             "save": '""',
             "appendonly": "yes",
             "appendfsync": "everysec",
@@ -66,20 +66,20 @@ class Redis(Server):
 
 
 class Redis62(Redis):
-    """The oldest Redis that we work with."""
+    """The oldest Redis that fencelock supports."""
 
     family = "redis62"
     leaves_out = ("enable-debug-command",)
 
 
 class RedisTls(Redis):
-    """A Redis that also listens on a port for TLS, with a certificate that it made for itself."""
+    """A Redis that also listens on a port for TLS, with a self-signed certificate."""
 
     ports_needed = 2
 
     @property
     def certificate(self) -> Path:
-        """What a client has to trust."""
+        """The certificate that a client has to trust."""
         return self.folder / "certificate.pem"
 
     @property
@@ -101,7 +101,7 @@ class RedisTls(Redis):
 
 
 class Sentinel(Redis):
-    """One that watches a master, alone: what it finds is what happens."""
+    """A single Sentinel that watches a master: with a quorum of one, it decides alone."""
 
     def __init__(self, master: Redis, service: str = "mymaster", *, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings=settings)
@@ -111,7 +111,7 @@ class Sentinel(Redis):
     def _prepare(self) -> None:
         conf = self.folder / "redis.conf"
         if conf.exists():
-            return  # it writes down there what it has learnt
+            return  # Sentinel writes its state into this file
         lines = [
             f"bind {self.host}",
             f"port {self.port}",
@@ -132,7 +132,7 @@ class Sentinel(Redis):
 
 
 class RedisNodes(Cluster[Redis]):
-    """Independent nodes, as Redlock wants them."""
+    """Independent nodes, as Redlock needs them."""
 
     def __init__(self, count: int, *, settings: Mapping[str, str] | None = None) -> None:
         super().__init__([Redis(settings=settings) for _ in range(count)])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from tests.servers import packages, places
+from tests.servers import packages, ports_and_folders
 from tests.servers.managed import Startable
 from tests.servers.process import Account, Order, Running
 
@@ -20,15 +20,15 @@ TRIES = 5
 
 
 class StartFailed(RuntimeError):
-    """A server did not come up; the message ends with the last lines of its log."""
+    """A server did not start; the message ends with the last lines of its log."""
 
 
 class PortTaken(StartFailed):
-    """Another process has taken the port that was free."""
+    """Another process has taken the port since it was chosen."""
 
 
 class Server(Startable):
-    """One real server on a loopback port of its own, with a data folder of its own.
+    """One real server, with its own loopback port and its own data folder.
 
     `settings` are added to the engine's configuration and `environment` to the process's, for a test that needs a
     server to be different. Used as a context manager it is started, and in the end removed with all its data.
@@ -40,7 +40,7 @@ class Server(Startable):
     stop_limit: ClassVar[float] = 10.0
     ports_needed: ClassVar[int] = 1
 
-    host = places.HOST
+    host = ports_and_folders.HOST
 
     def __init__(
         self, *, settings: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
@@ -61,15 +61,15 @@ class Server(Startable):
 
     @abstractmethod
     def url_at(self, address: str) -> str:
-        """The URL fencelock would use, for `host:port` or several of them with commas between."""
+        """Return fencelock's URL for `host:port`, or for several of them with commas between."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Write the configuration, and the first data where there are none."""
+        """Write the configuration, and the initial data if there are none."""
 
     @abstractmethod
     def _command(self) -> tuple[list[str], packages.Program]:
-        """The command line, and the program whose libraries it needs."""
+        """Return the command line, and the program whose libraries it needs."""
 
     @abstractmethod
     def _probe(self, timeout: float) -> None:
@@ -80,11 +80,11 @@ class Server(Startable):
         return self.ports
 
     def _account(self) -> Account | None:
-        """The user to run as, when it is not ours."""
+        """Return the user to run as, if it is another one."""
         return None
 
     def _clean_up(self) -> None:
-        """Free what a killed server has left outside its folder."""
+        """Free what a killed server left outside its folder."""
 
     # For tests.
 
@@ -92,7 +92,7 @@ class Server(Startable):
     def port(self) -> int:
         """The port for clients; it stays the same over restarts."""
         if not self.ports:
-            self.ports = places.free_ports(self.ports_needed)
+            self.ports = ports_and_folders.free_ports(self.ports_needed)
         return self.ports[0]
 
     @property
@@ -114,9 +114,9 @@ class Server(Startable):
 
     @property
     def folder(self) -> Path:
-        """Everything of this server's: `data`, the configuration and `log`."""
+        """The folder with the server's `data`, its configuration and its `log`."""
         if self._folder is None:
-            self._folder = places.new_folder(self.family, self._owner())
+            self._folder = ports_and_folders.new_folder(self.family, self._owner())
         return self._folder
 
     @property
@@ -126,7 +126,7 @@ class Server(Startable):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is there, running or paused."""
+        """Whether the process exists, running or paused."""
         return self._running is not None and self._running.is_alive
 
     @property
@@ -135,7 +135,7 @@ class Server(Startable):
         return self._paused and self.is_alive
 
     def answers(self, timeout: float = 1.0) -> bool:
-        """Whether the server really answers a client within `timeout`."""
+        """Return whether the server answers a client within `timeout`."""
         try:
             self._probe(timeout)
         except Exception:
@@ -167,7 +167,7 @@ class Server(Startable):
                 self.kill()
             _ = self.port
             self.data.mkdir(exist_ok=True)
-            places.give(self.data, self._owner() if not any(self.data.iterdir()) else None)
+            ports_and_folders.give(self.data, self._owner() if not any(self.data.iterdir()) else None)
             self._prepare()
             command, program = self._command()
             environment = {"PATH": os.defpath, "LANG": "C.UTF-8", "TZ": "UTC", "HOME": str(self.folder)}
@@ -230,7 +230,7 @@ class Server(Startable):
     def resume(self) -> None:
         """Resume a paused server."""
         with self._lock:
-            # Not for one that runs: to find its tree takes a look at every process of the machine.
+            # Only for a paused one: finding its tree reads the data of every process of the machine.
             if self._running is not None and self.is_paused:
                 self._running.resume()
             self._paused = False
@@ -249,7 +249,7 @@ class Server(Startable):
             if self.is_alive:
                 raise RuntimeError(f"{self!r} is running: stop or kill it before its data are wiped")
             self._clean_up()
-            places.remove(self.data)
+            ports_and_folders.remove(self.data)
 
     def ensure_healthy(self) -> None:
         """Restore it after a test: running, not paused, ready."""
@@ -265,11 +265,11 @@ class Server(Startable):
             self.kill()
             if self._folder is not None and not os.environ.get(KEEP):
                 self._clean_up()
-                places.remove(self._folder)
+                ports_and_folders.remove(self._folder)
                 self._folder = None
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines of what the server wrote since it was last started, for people."""
+        """Return the last lines of the log since the last start."""
         return "\n".join(self._log().splitlines()[-lines:]) or "(the log is empty)"
 
     def _log(self) -> str:

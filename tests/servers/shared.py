@@ -70,12 +70,12 @@ class Engines:
                     self._unavailable[family] = error
 
     def begin(self, names: Iterable[str]) -> None:
-        """Start these in the background, all at once."""
+        """Start these engines in the background, all at the same time."""
         for name in sorted(set(names)):
             self._begin(name)
 
     def get(self, name: str) -> Engine:
-        """The engine of this name, once it serves; raises what its start raised."""
+        """Return the engine of this name once it serves; raise the error of its start."""
         return self._begin(ALIASES.get(name, name)).result()
 
     def heal(self, names: Iterable[str]) -> None:

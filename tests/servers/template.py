@@ -1,4 +1,4 @@
-"""First data of an engine, made once and copied from then on."""
+"""The initial data of an engine: created once, then copied."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TEMPLATES = CACHE / "templates"
 
 
 def fill(data: Path, name: str, recipe: Sequence[str], make: Callable[[], None]) -> None:
-    """Fill an empty data folder from the template of this recipe; without one, make the data and keep a copy.
+    """Fill an empty data folder from the template of this recipe; if there is none, create the data and keep a copy.
 
-    The cache is a convenience: where it cannot be written the data are made each time.
+    If the cache cannot be written, the data are created each time.
     """
     digest = hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:12]
     template = TEMPLATES / f"{name}-{digest}"
@@ -40,12 +40,12 @@ def fill(data: Path, name: str, recipe: Sequence[str], make: Callable[[], None])
         _copy(data, partial)
         partial.rename(template)
     except (OSError, subprocess.CalledProcessError):
-        # Full disk, or another run was first.
+        # The disk is full, or another run was faster.
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def run(program: Program, *words: str, folder: Path, account: Account | None = None, feed: str | None = None) -> str:
-    """Run one of an engine's tools to its end."""
+    """Run a tool of an engine and wait for its end."""
     done = subprocess.run(
         [str(program.path), *words],
         input=feed or "",

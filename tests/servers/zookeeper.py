@@ -29,12 +29,12 @@ log4j.appender.CONSOLE=org.apache.log4j.ConsoleAppender
 log4j.appender.CONSOLE.layout=org.apache.log4j.PatternLayout
 log4j.appender.CONSOLE.layout.ConversionPattern=%d{ISO8601} %-5p %c{1} - %m%n
 """
-# The JVM is here to start quickly and to stay small, not to run for days.
+# The JVM should start fast and stay small; it does not run for days.
 JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx192m", "-XX:-UsePerfData")
 
 
 class ZooKeeper(Server):
-    """One ZooKeeper server. Ticks are short, so that a session may be as short as half a second."""
+    """One ZooKeeper server. Ticks are short, so that sessions of half a second are allowed."""
 
     family = "zookeeper"
     ports_needed = 3
@@ -45,7 +45,7 @@ class ZooKeeper(Server):
         return f"zookeeper://{address}"
 
     def ask(self, word: str, *, timeout: float = 2.0) -> str:
-        """Send a four-letter word."""
+        """Send a four-letter command; return the reply."""
         with socket.create_connection((self.host, self.port), timeout) as sock:
             sock.settimeout(timeout)
             sock.sendall(word.encode())
@@ -60,11 +60,11 @@ class ZooKeeper(Server):
 
     @property
     def peer_address(self) -> str:
-        """The two ports at which the others reach this one: for data and for elections."""
+        """The address for the other members: the ports for data and for elections."""
         return f"{self.host}:{self.ports[1]}:{self.ports[2]}" if self.port else ""
 
     def _listening_ports(self) -> tuple[int, ...]:
-        # The port for elections belongs to an ensemble; the one for data is the leader's alone.
+        # Only members of an ensemble listen on the election port, and only the leader on the data port.
         return (self.ports[0], self.ports[2]) if self.ensemble is not None else (self.ports[0],)
 
     def _prepare(self) -> None:
@@ -93,7 +93,7 @@ class ZooKeeper(Server):
         java = packages.find(self.family, "java")
         jars = packages.find(self.family, "zookeeper.jar")
         found = [path for name in JARS for path in glob(str(jars.path.parent / f"{name}.jar"))]
-        # Preallocating the usual 64 MB for each log file costs seconds on a slow disk.
+        # Preallocating the usual 64 MB for each log file takes seconds on a slow disk.
         return [
             str(java.path),
             *JVM,
@@ -112,7 +112,7 @@ class ZooKeeper(Server):
 
 
 class ZooKeeperCluster(Cluster[ZooKeeper]):
-    """An ensemble that elects a leader; a minority of it may be gone."""
+    """An ensemble that elects a leader; a minority of it may be down."""
 
     def __init__(self, count: int = 3, *, settings: Mapping[str, str] | None = None) -> None:
         super().__init__([ZooKeeper(settings=settings) for _ in range(count)])
@@ -141,12 +141,12 @@ class ZooKeeperSession(Closable):
             raise
 
     def create(self, path: str, value: str, *, ephemeral: bool = False) -> None:
-        """Make a node that anybody may read and write."""
+        """Create a node that all clients may read and write."""
         runtime = struct.pack(">ii", 1, 31) + _text(b"world") + _text(b"anyone")
         self._request(1, _text(path.encode()) + _text(value.encode()) + runtime + struct.pack(">i", int(ephemeral)))
 
     def get(self, path: str) -> str | None:
-        """A node's value, None when there is no such node."""
+        """Return a node's value, or None if there is no such node."""
         try:
             answer = self._request(4, _text(path.encode()) + b"\0")
         except KeyError:

@@ -10,17 +10,17 @@ from pathlib import Path
 from tests.servers import packages
 from tests.servers.zookeeper import ZooKeeper
 
-PASSWORD = "changeit"  # what Java's key stores cannot do without
+PASSWORD = "changeit"  # Java's key stores need a password
 
 
 class ZooKeeperTls(ZooKeeper):
-    """One ZooKeeper server that also listens on a port for TLS, with a certificate that it made for itself."""
+    """One ZooKeeper server that also listens on a port for TLS, with a self-signed certificate."""
 
     ports_needed = 4
 
     @property
     def certificate(self) -> Path:
-        """What a client has to trust."""
+        """The certificate that a client has to trust."""
         return self.folder / "certificate.pem"
 
     @property

@@ -1,1 +1,1 @@
-"""Real processes, stopped and killed at random, and the checker over what they leave behind."""
+"""Real processes that are stopped and killed at random, and a check of their history."""

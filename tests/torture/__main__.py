@@ -1,4 +1,4 @@
-"""`make torture`: minutes of it, with progress. Exit code 1 and the history's file if anything is broken."""
+"""`make torture`: runs for minutes and prints progress. Exits with 1 and writes the history if a promise is broken."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.torture.director import TTL, Torture
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300, help="how long in all (default 300)")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first round; the director's choices")
+    parser.add_argument("--seconds", type=float, default=300, help="total duration (default 300)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the first round's random faults")
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     seed = options.seed
@@ -24,13 +24,13 @@ def main() -> int:
         torture = Torture(f"sqlite:///{folder}/locks.db", folder, fenced=True, seed=seed)
         history = torture.run(min(30.0, end - time.monotonic()))
         violations = check(history, Invariants(order=False, clean=False, ttl=TTL))
-        hurt = f"{len(torture.killed)} killed, {len(history.notes) - len(torture.killed)} stops"
-        print(f"seed {seed}: {len(history.ops)} operations, {len(history.writes)} writes, {hurt}: ", end="")
+        faults = f"{len(torture.killed)} killed, {len(history.notes) - len(torture.killed)} stops"
+        print(f"seed {seed}: {len(history.ops)} operations, {len(history.writes)} writes, {faults}: ", end="")
         if violations:
             (folder / "history.jsonl").write_text("\n".join(history.lines()))
             print(f"BROKEN, see {folder}/history.jsonl", *violations[:10], sep="\n  ")
             return 1
-        print("right", flush=True)
+        print("ok", flush=True)
         seed += 1
     return 0
 

@@ -22,7 +22,7 @@ WORKERS = 6
 
 @dataclass
 class Running:
-    """A worker and what became of it."""
+    """A worker process and its state."""
 
     name: str
     child: Child
@@ -55,22 +55,24 @@ class Torture:
         database.close()
 
     def run(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> History:
-        """Torture them for so long, or until there is enough; heal everything; return what happened."""
+        """Stop and kill workers until the time is over or `enough()` is true; then end all workers; return the history."""
         try:
             for _ in range(WORKERS):
                 self.start()
             end = time.monotonic() + seconds
             while time.monotonic() < end and not enough():
                 self.wake(boottime())
-                self.hurt()
+                self.inject_fault()
                 time.sleep(0.05 + self.random.random() * 0.2)
             self.wake(float("inf"))
             for worker in self.running:
                 worker.child.process.terminate()
             for worker in self.running:
                 code, _ = worker.child.ends()
-                unborn = code == -signal.SIGTERM and not worker.log.read_text("utf-8")  # asked before it could listen
-                assert code == 0 or unborn, f"{worker.name} ended with {code}; see {worker.log}"
+                not_started = code == -signal.SIGTERM and not worker.log.read_text(
+                    "utf-8"
+                )  # SIGTERM came before its handler
+                assert code == 0 or not_started, f"{worker.name} ended with {code}; see {worker.log}"
         finally:
             for worker in self.running:
                 worker.child.kill()
@@ -82,7 +84,7 @@ class Torture:
         self.started += 1
         name = f"w{self.started}"
         log = self.logs[name] = self.folder / f"{name}.log"
-        log.touch()  # it may be killed before it does that itself
+        log.touch()  # the worker may be killed before it creates the file
         arguments = (self.url, str(self.application), str(log), name, "fenced" if self.fenced else "bare", str(TTL))
         self.running.append(Running(name, Child.of_module("tests.torture.worker", *arguments), log))
 
@@ -92,7 +94,7 @@ class Torture:
                 worker.child.resume()
                 worker.stopped_until = None
 
-    def hurt(self) -> None:
+    def inject_fault(self) -> None:
         worker = self.random.choice(self.running)
         if self.random.random() < 0.2:
             self.killed[worker.name] = boottime()
@@ -110,7 +112,7 @@ class Torture:
         self.history.add(Note(boottime(), who, what))
 
     def accepted(self) -> list[Write]:
-        """The resource's own log, in the order of its transactions."""
+        """Return the accepted writes from the log of the resource, in the order of its transactions."""
         database = sqlite3.connect(self.application, timeout=30)
         rows = database.execute("SELECT owner, token, at, saw, value FROM log ORDER BY rowid").fetchall()
         database.close()
@@ -135,7 +137,7 @@ class Torture:
 
 
 def operations(name: str, text: str, killed: float | None) -> list[Op]:
-    """Turn a worker's log into operations; the last line may be torn, and the last grant may have no end."""
+    """Return a worker's log as operations; the last line may be incomplete, and the last grant may have no end."""
     ops: list[Op] = []
     open_grant: Op | None = None
     for line in text.splitlines():
@@ -147,7 +149,7 @@ def operations(name: str, text: str, killed: float | None) -> list[Op]:
             case "timeout":
                 ops.append(Op("record", Kind.ACQUIRE, name, entry["called"], entry["at"], Outcome.FAILED))
             case "grant":
-                # If it never says more, it was killed: it believed no longer than that, nor past its first deadline.
+                # Without an "end" the worker was killed: it held the lease until then, but not past its first deadline.
                 until = min(entry["deadline"], killed if killed is not None else entry["deadline"])
                 open_grant = Op(
                     "record", Kind.ACQUIRE, name, entry["called"], entry["at"], Outcome.OK, entry["token"], None,

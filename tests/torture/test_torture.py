@@ -1,4 +1,4 @@
-"""A short torture in every test run; `make torture` goes on for minutes."""
+"""A short run of the torture test; `make torture` runs for minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.torture.director import TTL, Torture
 
 
 def test_fenced_workers_lose_nothing(tmp_path: Path) -> None:
-    """Processes stopped and killed at random: exclusion, rising tokens, no accepted write lost, nothing left behind."""
+    """While workers are stopped and killed at random, exclusion holds, tokens rise, and no accepted write is lost."""
     torture = Torture(f"sqlite:///{tmp_path}/locks.db", tmp_path, fenced=True, seed=1)
 
     def enough() -> bool:
@@ -23,7 +23,7 @@ def test_fenced_workers_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_without_the_fence_the_checker_catches_the_loss(tmp_path: Path) -> None:
-    """The same without the fence corrupts the record sooner or later, and the checker says so."""
+    """Without the fence a stopped worker overwrites a newer value sooner or later, and the checker reports it."""
     torture = Torture(f"sqlite:///{tmp_path}/locks.db", tmp_path, fenced=False, seed=2)
     history = torture.run(seconds=60, enough=lambda: bool(list(resource(torture.accepted()))))
     assert {violation.check for violation in check(history, Invariants(order=False, clean=False, ttl=TTL))} == {

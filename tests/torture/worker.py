@@ -1,4 +1,4 @@
-"""A worker of the torture: takes the lock, adds one to a record in steps, and logs what it believed, until SIGTERM."""
+"""A worker of the torture test: until SIGTERM it acquires the lock, adds one to a record, and logs each step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fencelock.fences.sql import SqlFence
 
 
 class Worker:
-    """One process, one name for people, one file of log lines."""
+    """The only worker of its process, with a name and a log file."""
 
     def __init__(self, url: str, application: str, log: TextIO, name: str, fenced: bool, ttl: float) -> None:
         self.name = name
@@ -28,37 +28,37 @@ class Worker:
         self.random = random.Random(name)
         self.locks = fencelock.connect(url, owner=name, ttl=ttl)
         self.database = sqlite3.connect(application, timeout=30, isolation_level=None)
-        self.going_on = True
+        self.running = True
         signal.signal(signal.SIGTERM, self.stop)
 
     def stop(self, *_: object) -> None:
-        self.going_on = False
+        self.running = False
 
-    def tell(self, **fields: Any) -> None:
+    def log_event(self, **fields: Any) -> None:
         self.log.write(json.dumps(fields) + "\n")
         self.log.flush()
 
     def run(self) -> None:
-        while self.going_on:
+        while self.running:
             called = boottime()
-            self.tell(event="call", at=called)
+            self.log_event(event="call", at=called)
             try:
                 lease = self.locks.lock("record").acquire(timeout=2)
             except fencelock.LockTimeout:
-                self.tell(event="timeout", called=called, at=boottime())
+                self.log_event(event="timeout", called=called, at=boottime())
                 continue
             returned = boottime()
-            self.tell(event="grant", called=called, at=returned, token=lease.token, deadline=lease.deadline)
+            self.log_event(event="grant", called=called, at=returned, token=lease.token, deadline=lease.deadline)
             try:
                 self.add_one(lease)
             finally:
-                # What the holder believed: until it lets go, or until it would have been told, had it looked.
+                # The lease counts as held until its release, or until the deadline, at which `check()` would raise.
                 until = min(boottime(), lease.deadline)
-                self.tell(event="end", token=lease.token, until=until)
-                self.tell(event="release", token=lease.token, called=boottime(), ok=lease.release(), at=boottime())
+                self.log_event(event="end", token=lease.token, until=until)
+                self.log_event(event="release", token=lease.token, called=boottime(), ok=lease.release(), at=boottime())
 
     def add_one(self, lease: fencelock.Lease) -> None:
-        # Without the lease's clock: a worker that was stopped must be refused by the fence.
+        # Only the token, not the lease with its deadline: the fence itself must refuse a worker that was stopped.
         pair = TokenPair(lease.token, lease.id)
         try:
             with self.transaction():
@@ -74,7 +74,7 @@ class Worker:
                     "INSERT INTO log VALUES (?, ?, ?, ?, ?)", (self.name, lease.token, boottime(), value, value + 1)
                 )
         except fencelock.StaleToken:
-            self.tell(event="refused", token=lease.token, at=boottime())
+            self.log_event(event="refused", token=lease.token, at=boottime())
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Free ports, and folders that a server's user can reach."""
+"""Free ports, and folders that the user of a server can access."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _ephemeral_start() -> int:
         start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:
         start = 32_768
-    # A machine that lets clients have nearly every port leaves us no better choice than the upper half.
+    # If clients may use nearly every port, there is no safe range: use the upper half.
     return start if start > LOWEST_PORT + 2_000 else 65_536
 
 
@@ -53,7 +53,7 @@ def _is_free(port: int) -> bool:
 
 
 def new_folder(name: str, owner: tuple[int, int] | None) -> Path:
-    """A data folder of a server's own; with an owner, one that another user can get to."""
+    """Return a new data folder; with an owner, one that this user can access."""
     parent = next(
         (place for place in (tempfile.gettempdir(), "/tmp", "/var/tmp") if owner is None or _open_to_all(Path(place))),
         None,
@@ -65,7 +65,7 @@ def new_folder(name: str, owner: tuple[int, int] | None) -> Path:
 
 
 def give(folder: Path, owner: tuple[int, int] | None) -> None:
-    """Hand a folder and all that is in it to another user."""
+    """Give a folder and everything in it to another user."""
     if owner is not None:
         os.chown(folder, *owner, follow_symlinks=False)
         for place, folders, files in os.walk(folder):
