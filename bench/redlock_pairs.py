@@ -6,7 +6,7 @@ happens in the warm-up; the measured pairs come after it.
 It runs twice: with the nodes on a core of their own, as they usually run on other machines; and on the cores that the
 system chooses. There the client and a single node often share a core, so a pair on one node wakes no other core and is
 three times as fast. Five nodes cannot share one core in this way, so the second run compares with the bare scripts on five
-nodes.
+nodes (docs/decisions, 14).
 """
 
 from __future__ import annotations
