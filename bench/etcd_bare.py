@@ -39,7 +39,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return _head.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream) + payload
 
 
-class Baton:
+class BareLock:
     """A queue over the keys of one prefix, in the order of their create revisions."""
 
     def __init__(self, url: str) -> None:
@@ -64,7 +64,7 @@ class Baton:
         self._enter = m.txn([m.is_absent(key)], [m.do_put(key, b"x somebody:123", lease), m.do_range(queue)])
         self._exit_block = m.get_key(key)
 
-    def __enter__(self) -> Baton:
+    def __enter__(self) -> BareLock:
         reply = m.read_txn(self._request(m.TXN, self._enter))
         mine = reply.header.revision
         ahead = [pair.key for pair in reply.pairs(1) if pair.created < mine]

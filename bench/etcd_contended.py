@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench import etcd_peers as peers
 from bench.contended import PROCESSES, Make, compare
-from bench.etcd_bare import Baton
+from bench.etcd_bare import BareLock
 from bench.harness import Goal
 from tests.servers import Etcd
 
@@ -20,7 +20,7 @@ GATEWAY = "etcd3gw, acquire() repeated until True"
 def main(rounds: int) -> list[Goal]:
     contestants: dict[str, Make] = {
         OURS: peers.ours,
-        BOUND: Baton,
+        BOUND: BareLock,
         GATEWAY: peers.etcd3gw_insistent,
         "etcd3gw's with block (excludes nobody)": peers.etcd3gw,
         "tooz (watches, barges)": peers.tooz,

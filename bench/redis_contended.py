@@ -17,7 +17,7 @@ BODY = 0.002
 
 def main(rounds: int) -> list[Goal]:
     contestants: dict[str, Make] = {
-        "BLPOP and RPUSH, bare (no ttl, no token)": peers.Baton,
+        "BLPOP and RPUSH, bare (no ttl, no token)": peers.BareList,
         "our scripts over a bare socket": peers.Bare,
         OURS: peers.ours,
         REDIS_PY: peers.redis_py,

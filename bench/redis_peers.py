@@ -92,7 +92,7 @@ def request(connection: Any, *command: str | int) -> Any:
     return connection.read_response()
 
 
-class Baton:
+class BareList:
     """The fewest commands of a first come, first served lock: BLPOP takes the one element of a list, RPUSH returns it.
 
     If a holder dies, the lock is lost for ever.
@@ -104,14 +104,14 @@ class Baton:
         kwargs = redis.Redis.from_url(url).connection_pool.connection_kwargs
         connection_class: Any = redis.Connection
         self._connection = connection_class(host=kwargs["host"], port=kwargs["port"], socket_timeout=None)
-        if request(self._connection, "SET", "baton-made", 1, "NX"):
-            request(self._connection, "RPUSH", "baton", 1)
+        if request(self._connection, "SET", "bare-list-made", 1, "NX"):
+            request(self._connection, "RPUSH", "bare-list", 1)
 
     def __enter__(self) -> None:
-        request(self._connection, "BLPOP", "baton", 0)
+        request(self._connection, "BLPOP", "bare-list", 0)
 
     def __exit__(self, *_: object) -> None:
-        request(self._connection, "RPUSH", "baton", 1)
+        request(self._connection, "RPUSH", "bare-list", 1)
 
 
 class Bare:

@@ -58,8 +58,8 @@ def pytest_collection(session: pytest.Session) -> None:
     if worker is None:
         return
     gc.disable()  # it would take a sixth of the collection and find almost no garbage
-    asked = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
-    files = [path for path in sorted(HERE.rglob("test_*.py")) if any(path.is_relative_to(place) for place in asked)]
+    selected = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
+    files = [path for path in sorted(HERE.rglob("test_*.py")) if any(path.is_relative_to(part) for part in selected)]
     for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
         with suppress(Exception, pytest.fail.Exception):  # the collection raises it again and reports it
             import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))

@@ -90,14 +90,22 @@ class EngineCase:
     """Whether it keeps records."""
     ttl_scale: float = 1.0
     """The factor for every ttl, and for every wait that depends on one (`ttl_scale.py`)."""
-    hangs_up: bool = False
+    ends_with_process: bool = False
     """Whether a lock ends with its holder's process, so that waiters need not wait for the rest of its ttl."""
     slack: float = 0.0
     """Seconds after the ttl within which the engine notices that a claim has expired."""
 
 
 _MYSQL = EngineCase(
-    "mysql", _mysql, "mariadb", shared=False, limit=False, records=True, ttl_scale=4.0, slack=0.5, hangs_up=True
+    "mysql",
+    _mysql,
+    "mariadb",
+    shared=False,
+    limit=False,
+    records=True,
+    ttl_scale=4.0,
+    slack=0.5,
+    ends_with_process=True,
 )
 
 ENGINE_CASES = [
@@ -112,7 +120,12 @@ ENGINE_CASES = [
     EngineCase("etcd", _etcd, server="etcd1", ttl_scale=4.0, slack=1.5, records=True),
     EngineCase("postgres", _postgres("postgresql"), server="postgres", records=True),
     EngineCase(
-        "advisory", _postgres("postgresql+advisory"), server="postgres", limit=False, hangs_up=True, records=True
+        "advisory",
+        _postgres("postgresql+advisory"),
+        server="postgres",
+        limit=False,
+        ends_with_process=True,
+        records=True,
     ),
     # Whole seconds; a lock ends with its connection.
     _MYSQL,

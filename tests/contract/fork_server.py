@@ -36,14 +36,14 @@ DRIVERS = (
 
 
 class Process:
-    """A forked process; the test talks to it over `reader` and `writer`, its stdout and stdin."""
+    """A forked process; the test communicates with it over `reader` and `writer`, its stdout and stdin."""
 
-    def __init__(self, pid: int, talk: tuple[Any, Any], fate: tuple[Any, Any]) -> None:
+    def __init__(self, pid: int, pipe: tuple[Any, Any], status_pipe: tuple[Any, Any]) -> None:
         self.pid = pid
-        self.reader: asyncio.StreamReader = talk[0]
-        self.writer: asyncio.StreamWriter = talk[1]
-        self._fate: asyncio.StreamReader = fate[0]
-        self._end: asyncio.StreamWriter = fate[1]
+        self.reader: asyncio.StreamReader = pipe[0]
+        self.writer: asyncio.StreamWriter = pipe[1]
+        self._status_reader: asyncio.StreamReader = status_pipe[0]
+        self._end: asyncio.StreamWriter = status_pipe[1]
         self._status: int | None = None
         self._turn = asyncio.Lock()
         try:
@@ -54,14 +54,16 @@ class Process:
     @classmethod
     async def start(cls, *arguments: str) -> Process:
         """Fork a process with these arguments in `sys.argv`, and with our environment, working directory and stderr."""
-        talk, its_talk = socket.socketpair()
-        fate, its_fate = socket.socketpair()
-        with its_talk, its_fate:
+        pipe, its_pipe = socket.socketpair()
+        status_pipe, its_status_pipe = socket.socketpair()
+        with its_pipe, its_status_pipe:
             request = {"argv": arguments, "environ": dict(os.environ), "folder": os.getcwd()}
-            socket.send_fds(_fork_server(), [json.dumps(request).encode()], [its_talk.fileno(), its_fate.fileno(), 2])
-        ends = await asyncio.open_connection(sock=fate)
+            socket.send_fds(
+                _fork_server(), [json.dumps(request).encode()], [its_pipe.fileno(), its_status_pipe.fileno(), 2]
+            )
+        ends = await asyncio.open_connection(sock=status_pipe)
         pid = int(await ends[0].readline())
-        return cls(pid, await asyncio.open_connection(sock=talk, limit=2**24), ends)
+        return cls(pid, await asyncio.open_connection(sock=pipe, limit=2**24), ends)
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -75,7 +77,7 @@ class Process:
         """Wait for its end; return the exit status, negative for the signal that killed it."""
         async with self._turn:
             if self._status is None:
-                self._status = int(await self._fate.readline())
+                self._status = int(await self._status_reader.readline())
             return self._status
 
     async def close(self) -> None:
@@ -134,21 +136,21 @@ def serve(fd: int) -> list[str]:
                 for pid in children:
                     os.kill(pid, signal.SIGKILL)
                 sys.exit()
-            talk, fate, err = fds
+            pipe, status_pipe, err = fds
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 for number in (signal.SIGCHLD, signal.SIGINT):
                     signal.signal(number, signal.SIG_DFL)
                 control.close()
-                for target, source in ((0, talk), (1, talk), (2, err)):
+                for target, source in ((0, pipe), (1, pipe), (2, err)):
                     os.dup2(source, target)
                 for spare in (woken, wake, *fds, *children.values()):
                     os.close(spare)
                 return _become(json.loads(message))
-            children[pid] = fate
-            os.write(fate, f"{pid}\n".encode())
-            os.close(talk)
+            children[pid] = status_pipe
+            os.write(status_pipe, f"{pid}\n".encode())
+            os.close(pipe)
             os.close(err)
 
 
@@ -157,12 +159,12 @@ def _reap(children: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        fate = children.pop(pid)
+        status_pipe = children.pop(pid)
         try:
-            os.write(fate, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            os.write(status_pipe, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         except OSError:
             pass  # the test has ended
-        os.close(fate)
+        os.close(status_pipe)
 
 
 def _become(request: dict[str, Any]) -> list[str]:

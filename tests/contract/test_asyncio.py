@@ -161,19 +161,19 @@ async def test_task_group_cancels_waiters(factory: MakeClient, locks: LocksView)
 async def test_asyncio_timeout_that_races_with_the_grant(factory: MakeClient, locks: LocksView) -> None:
     """With `asyncio.timeout` around acquire, either the caller gets the lease or the lock is free."""
     other = factory.connect()
-    chance = random.Random(1)
+    rng = random.Random(1)
     granted, missed, span = 0, 0, 0.004
     for _ in range(80):
         holder = await other.lock("x").acquire()
 
         async def release(holder: Any = holder) -> None:
-            await asyncio.sleep(chance.uniform(0, 0.004))
+            await asyncio.sleep(rng.uniform(0, 0.004))
             await holder.release()
 
         async with background(release()) as (releasing,):
             lease = None
             try:
-                async with asyncio.timeout(chance.uniform(0, 2 * span)):
+                async with asyncio.timeout(rng.uniform(0, 2 * span)):
                     lease = await locks.lock("x").acquire()
             except TimeoutError:
                 missed += 1
@@ -192,17 +192,17 @@ async def test_asyncio_timeout_that_races_with_the_grant(factory: MakeClient, lo
 async def test_asyncio_wait_for_that_races_with_the_grant(factory: MakeClient, locks: LocksView) -> None:
     """With `asyncio.wait_for` around acquire, either the caller gets the lease or the lock is free."""
     other = factory.connect()
-    chance = random.Random(2)
+    rng = random.Random(2)
     for _ in range(60):
         holder = await other.lock("x").acquire()
 
         async def release(holder: Any = holder) -> None:
-            await asyncio.sleep(chance.uniform(0, 0.003))
+            await asyncio.sleep(rng.uniform(0, 0.003))
             await holder.release()
 
         async with background(release()) as (releasing,):
             try:
-                lease = await asyncio.wait_for(locks.lock("x").acquire(), chance.uniform(0, 0.004))
+                lease = await asyncio.wait_for(locks.lock("x").acquire(), rng.uniform(0, 0.004))
                 await lease.release()
             except TimeoutError:
                 pass
@@ -213,17 +213,17 @@ async def test_asyncio_wait_for_that_races_with_the_grant(factory: MakeClient, l
 async def test_acquire_timeout_that_races_with_the_grant(factory: MakeClient, locks: LocksView) -> None:
     """When acquire's timeout ends as the lock is granted, the caller gets a lease, or LockTimeout and the lock is free."""
     other = factory.connect()
-    chance = random.Random(3)
+    rng = random.Random(3)
     for _ in range(80):
         holder = await other.lock("x").acquire()
 
         async def release(holder: Any = holder) -> None:
-            await asyncio.sleep(chance.uniform(0, 0.004))
+            await asyncio.sleep(rng.uniform(0, 0.004))
             await holder.release()
 
         async with background(release()) as (releasing,):
             try:
-                lease = await locks.lock("x").acquire(timeout=chance.uniform(0, 0.004))
+                lease = await locks.lock("x").acquire(timeout=rng.uniform(0, 0.004))
                 await lease.release()
             except LockTimeout:
                 pass

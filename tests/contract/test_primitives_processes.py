@@ -232,8 +232,8 @@ start(campaign)
 """
 
 
-class Reign:
-    """Candidates in processes of their own, which note every moment at which they believed to lead."""
+class Candidates:
+    """Candidates in separate processes, which write down each time at which they had a valid term."""
 
     def __init__(self, factory: MakeClient, path: Path, ttl: float) -> None:
         self._factory = factory
@@ -273,66 +273,68 @@ class Reign:
         return len(terms)
 
 
-async def reign(factory: MakeClient, case: EngineCase, path: Path, candidates: int, turns: int, strict: bool) -> None:
-    """Kill and stop leaders in turn, and check what all candidates have noted."""
+async def kill_and_stop_leaders(
+    factory: MakeClient, case: EngineCase, path: Path, candidates: int, turns: int, strict: bool
+) -> None:
+    """Kill and stop leaders in turn, and check the times that all candidates have written."""
     ttl = 1.0
     seconds = factory.ttl_scale(ttl)
-    reign = Reign(factory, path, ttl)
+    group = Candidates(factory, path, ttl)
     for _ in range(candidates):
-        await reign.add()
+        await group.add()
     within = seconds + 1.0 + case.slack if strict else seconds + SOON
-    _, token, pid = await reign.leader_above(0, SOON)
+    _, token, pid = await group.leader_above(0, SOON)
     for turn in range(turns):
-        leader = reign.workers[pid]
+        leader = group.workers[pid]
         begun = boottime()
         if turn % 2:
             leader.stop()
         else:
             await leader.kill()
-        _, token, pid = await reign.leader_above(token, within + 5)
+        _, token, pid = await group.leader_above(token, within + 5)
         first = min(float(when) for when, term, _ in lines(path) if int(term) == token)
         assert first - begun <= within, f"the new leader came after {first - begun:.2f} s"
         if turn % 2:
             leader.resume()
-            await asyncio.sleep(0.1)  # it looks at its term now, and must not believe in it
+            await asyncio.sleep(0.1)  # it checks its term now, which must be lost
         else:
-            del reign.workers[leader.pid]
-            await reign.add()
-    for worker in reign.workers.values():
+            del group.workers[leader.pid]
+            await group.add()
+    for worker in group.workers.values():
         await worker.do("stop.set()")
-    for worker in reign.workers.values():
+    for worker in group.workers.values():
         await worker.do("await finish()")
-    assert reign.check() > turns
+    assert group.check() > turns
     await wait_until_unclaimed(factory.connect(), "x")
 
 
 @pytest.mark.runtime_name("blocking")
 async def test_leaders_are_killed_and_stopped(factory: MakeClient, case: EngineCase, tmp_path: Path) -> None:
     """While leaders are killed and stopped, there is at most one valid leader at any moment, and always a next one."""
-    await reign(factory, case, tmp_path / "reign", candidates=4, turns=2, strict=False)
+    await kill_and_stop_leaders(factory, case, tmp_path / "terms", candidates=4, turns=2, strict=False)
 
 
 @pytest.mark.long
 async def test_20_candidates(factory: MakeClient, case: EngineCase, tmp_path: Path) -> None:
     """Among 20 processes whose leaders are killed and stopped there is one valid leader, and a new one within ttl + 1 s."""
-    await reign(factory, case, tmp_path / "reign", candidates=20, turns=10, strict=True)
+    await kill_and_stop_leaders(factory, case, tmp_path / "terms", candidates=20, turns=10, strict=True)
 
 
 @pytest.mark.runtime_name("blocking")
 async def test_stopped_candidate_does_not_win_later(factory: MakeClient, locks: LocksView, tmp_path: Path) -> None:
     """A candidate that is stopped while it waits, is granted the lock and loses it does not lead after it is resumed."""
-    reign = Reign(factory, tmp_path / "reign", 0.6)
+    group = Candidates(factory, tmp_path / "terms", 0.6)
     holder = await locks.lock("x").acquire()
-    candidate = await reign.add()
+    candidate = await group.add()
     await waiting(locks, "x")
     candidate.stop()
     await holder.release()
     async with locks.lock("x", timeout=SOON) as successor:
         candidate.resume()
         await asyncio.sleep(0.3)
-        assert reign.last() == (0.0, 0, 0), "it believed to lead"
+        assert group.last() == (0.0, 0, 0), "it led without the lock"
         successor.check()
-    _, token, _ = await reign.leader_above(0, SOON)
+    _, token, _ = await group.leader_above(0, SOON)
     assert token > successor.token
     await candidate.do("await finish()")
     await wait_until_unclaimed(locks, "x")

@@ -94,17 +94,17 @@ async def test_16_tasks_of_one_client_exclude_each_other(factory: MakeClient) ->
 
     async def work(number: int) -> None:
         nonlocal entered
-        chance = random.Random(number)
+        rng = random.Random(number)
         last: dict[str, int] = {}
         for _ in range(15):
-            name = f"n{chance.randrange(3)}"
+            name = f"n{rng.randrange(3)}"
             async with locks.lock(name, timeout=60) as lease:
                 inside[name] += 1
                 assert inside[name] == 1
                 assert lease.token > last.get(name, 0)
                 last[name] = lease.token
                 entered += 1
-                if chance.random() < 0.3:
+                if rng.random() < 0.3:
                     await asyncio.sleep(0.001)
                 inside[name] -= 1
 
@@ -367,23 +367,23 @@ class Model:
 @pytest.mark.parametrize("seed", range(4))
 async def test_engine_admits_the_claims_that_blockers_allows(factory: MakeClient, seed: int) -> None:
     """On random histories the engine holds and queues exactly the claims that `blockers` allows, and tokens only increase."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     engine, other = factory.engine(), factory.engine()
     model = Model()
     kinds: list[list[int | None]] = [[None], [2], [1, 3], [None, 1, 2, 3]]
-    limits = chance.choice(kinds)
+    limits = rng.choice(kinds)
     granted: dict[str, Grant] = {}
     highest = 0
     for step in range(120):
-        case: Engine = chance.choice([engine, other])
-        what = chance.random()
+        case: Engine = rng.choice([engine, other])
+        what = rng.random()
         if what < 0.5 or not model.queue:
             owner = f"c{step}"
             claim = Claim("x", 60, owner)
-            if chance.random() < 0.6:
-                limit = chance.choice(limits)
+            if rng.random() < 0.6:
+                limit = rng.choice(limits)
                 claim = Claim("x", 60, owner, Mode.of(True, limit), limit)
-            enqueue = chance.random() < 0.8
+            enqueue = rng.random() < 0.8
             member = Member(claim, case)
             model.queue.append(member)
             model.advance_queue()
@@ -396,9 +396,9 @@ async def test_engine_admits_the_claims_that_blockers_allows(factory: MakeClient
             elif not enqueue:
                 model.queue.remove(member)
         elif what < 0.75:
-            member = chance.choice(model.queue)
+            member = rng.choice(model.queue)
             model.queue.remove(member)
-            if member.claim.id in granted and chance.random() < 0.7:
+            if member.claim.id in granted and rng.random() < 0.7:
                 assert await case.release(granted.pop(member.claim.id)) is True
             else:
                 await case.abandon(member.claim)
@@ -408,7 +408,7 @@ async def test_engine_admits_the_claims_that_blockers_allows(factory: MakeClient
             model.queue = [member for member in model.queue if member.token is None]
             assert await case.force_release("x") == len(dropped)
         else:
-            member = chance.choice(model.queue)
+            member = rng.choice(model.queue)
             if case.traits.session:
                 case = member.case  # a claim belongs to its client's session; another session cannot keep it
             outcome = await case.attempt(

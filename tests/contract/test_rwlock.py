@@ -440,9 +440,9 @@ async def test_writers_are_alone_among_random_readers_and_writers(factory: MakeC
         lease.check()
 
     async def work(number: int) -> None:
-        chance = random.Random(number)
+        rng = random.Random(number)
         for _ in range(8):
-            if chance.random() < 0.5:
+            if rng.random() < 0.5:
                 async with rw.read() as lease:
                     await held(lease, "read")
                     inside.remove("read")
@@ -450,7 +450,7 @@ async def test_writers_are_alone_among_random_readers_and_writers(factory: MakeC
                 async with rw.write() as lease:
                     await held(lease, "write")
                     inside.remove("write")
-                    if chance.random() < 0.5:
+                    if rng.random() < 0.5:
                         await lease.downgrade()
                         await held(lease, "read")
                         inside.remove("read")

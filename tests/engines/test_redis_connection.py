@@ -120,14 +120,14 @@ async def test_timeout_under_signals(ends: Ends) -> None:
     over = threading.Event()
     waiter = threading.get_ident()
 
-    def harass() -> None:
+    def send_signals() -> None:
         for _ in range(300):
             signal.pthread_kill(waiter, signal.SIGUSR1)
             if over.wait(0.02):
                 break
 
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
-    thread = threading.Thread(target=harass)
+    thread = threading.Thread(target=send_signals)
     begun = boottime()
     thread.start()
     try:
@@ -275,15 +275,14 @@ async def test_late_replies_are_skipped(server: Redis, proxy: Callable[..., Prox
 async def test_random_timeouts(server: Redis, proxy: Callable[..., Proxy], ends: Ends, seed: int) -> None:
     """Callers with different timeouts each get the reply to their own request or none, never another's."""
     between = proxy(server)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     connection = await ends.connection(from_url(between.url))
     between.delay(0.002, "to_client")
     right = 0
     for i in range(150):
         try:
             assert (
-                await connection.request(("ECHO", f"{i}"), dice.choice([0.0005, 0.001, 0.002, 0.003, 0.01]))
-                == b"%d" % i
+                await connection.request(("ECHO", f"{i}"), rng.choice([0.0005, 0.001, 0.002, 0.003, 0.01])) == b"%d" % i
             )
             right += 1
         except OutcomeUnknown:
@@ -297,7 +296,7 @@ async def test_random_timeouts(server: Redis, proxy: Callable[..., Proxy], ends:
 async def test_random_cancellations(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
     """A hundred tasks share a connection and are cancelled at random: none ever gets the reply to another's request."""
     between = proxy(server)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     async with aio.connect(between.url) as locks:
         leases = await asyncio.gather(*(locks.lock(f"n{i}", ttl=60).acquire() for i in range(100)))
         between.delay(0.001, "to_client")
@@ -310,15 +309,15 @@ async def test_random_cancellations(server: Redis, proxy: Callable[..., Proxy], 
                 assert [holder.token for holder in seen.holders] == [leases[i].token]
                 answered += 1
 
-        async def harass(i: int) -> None:
+        async def cancel_repeatedly(i: int) -> None:
             for _ in range(10):
                 task = asyncio.ensure_future(look(i))
-                await asyncio.sleep(dice.uniform(0, 0.03))
+                await asyncio.sleep(rng.uniform(0, 0.03))
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
 
-        await asyncio.gather(*(harass(i) for i in range(100)))
+        await asyncio.gather(*(cancel_repeatedly(i) for i in range(100)))
         assert answered > 0
         between.heal()
         for lease in leases:
@@ -329,13 +328,13 @@ async def test_random_cancellations(server: Redis, proxy: Callable[..., Proxy], 
 async def test_cancelled_while_connecting(server: Redis, proxy: Callable[..., Proxy], seed: int) -> None:
     """A task that is cancelled while it opens the first connection does not disturb others that wait for that connection."""
     between = proxy(server)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     between.delay(0.002)
     for _ in range(15):
         async with aio.connect(between.url) as locks:
             tasks = [asyncio.ensure_future(locks.inspect("x")) for _ in range(5)]
             for task in tasks[:4]:
-                await asyncio.sleep(dice.uniform(0, 0.006))
+                await asyncio.sleep(rng.uniform(0, 0.006))
                 task.cancel()
             assert (await tasks[4]).holders == ()
             await asyncio.wait(tasks)

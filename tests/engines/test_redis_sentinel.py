@@ -21,7 +21,7 @@ from tests.engines.redis_server import free_port, tell
 from tests.servers.redis import Redis, Sentinel
 from tests.support.waiting import SOON, eventually
 
-PASSWORD, WATCHWORD = "for&servers%=1", "for-sentinels"
+PASSWORD, SENTINEL_PASSWORD = "for&servers%=1", "for-sentinels"
 
 
 class Fleet(NamedTuple):
@@ -67,7 +67,7 @@ def fleet(own_redis: Callable[..., Redis], own_sentinel: Callable[..., Sentinel]
         common = {"repl-diskless-sync-delay": "0", "replica-announce-ip": "127.0.0.1", **login}
         master = own_redis(settings=common)
         replica = own_redis(settings={"replicaof": f"{master.host} {master.port}", **common})
-        sentinel = own_sentinel(master, settings={"requirepass": WATCHWORD} if secure else {})
+        sentinel = own_sentinel(master, settings={"requirepass": SENTINEL_PASSWORD} if secure else {})
         tell(sentinel, "SENTINEL", "DEBUG", "info-period", "100")
         return Fleet(master, replica, [sentinel])
 
@@ -103,23 +103,23 @@ async def test_passwords_for_both(fleet: Callable[..., Fleet], clients: Clients)
     """Servers and Sentinels can have different passwords, and no message shows them."""
     ours = fleet(secure=True)
     quoted = PASSWORD.replace("%", "%25").replace("&", "%26").replace("=", "%3D")
-    url = f"redis+sentinel://:{quoted}@{ours.hosts}/mymaster?sentinel_password={WATCHWORD}&sentinel_socket_timeout=2"
+    url = f"redis+sentinel://:{quoted}@{ours.hosts}/mymaster?sentinel_password={SENTINEL_PASSWORD}&sentinel_socket_timeout=2"
     locks = clients.connect(url)
     await take(locks, "x")
-    assert WATCHWORD not in repr(locks)
+    assert SENTINEL_PASSWORD not in repr(locks)
     assert PASSWORD not in repr(locks)
-    by_option = f"redis+sentinel://{ours.hosts}/mymaster?password={quoted}&sentinel_password={WATCHWORD}"
+    by_option = f"redis+sentinel://{ours.hosts}/mymaster?password={quoted}&sentinel_password={SENTINEL_PASSWORD}"
     await take(clients.connect(by_option), "x")
     for wrong in (
-        url.replace(WATCHWORD, "wr0ng-word"),
+        url.replace(SENTINEL_PASSWORD, "wr0ng-word"),
         url.replace(quoted, "wr0ng-word"),
-        f"redis+sentinel://{ours.hosts}/mymaster?sentinel_password={WATCHWORD}",
+        f"redis+sentinel://{ours.hosts}/mymaster?sentinel_password={SENTINEL_PASSWORD}",
     ):
         with pytest.raises(EngineUnavailable) as caught:
             await clients.connect(wrong).inspect("x")
         said = "".join(traceback.format_exception(caught.value, limit=0))
         assert "wr0ng-word" not in said
-        assert WATCHWORD not in said
+        assert SENTINEL_PASSWORD not in said
 
 
 async def test_unknown_service_and_missing_sentinels(fleet: Callable[..., Fleet], clients: Clients) -> None:

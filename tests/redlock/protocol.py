@@ -58,7 +58,7 @@ class Rules:
     undo_names_proposal: bool = True
     undo_raises_last: bool = True
     undo_lowers_last: bool = False
-    undo_minds_floor: bool = True
+    undo_respects_floor: bool = True
     heal_if_free: bool = True
     heal_above_last: bool = True
     heal_keeps_last: bool = True
@@ -199,7 +199,7 @@ class Model:
         equal = same and self.proposals[node.holder] == p and not self.rules.another_after_undo
         if node.holder == attempt or equal or (same and not self.rules.undo_names_proposal):
             node = node.freed()
-        bound = node.bound if self.rules.undo_minds_floor else node.last
+        bound = node.bound if self.rules.undo_respects_floor else node.last
         higher = p > bound and self.rules.undo_raises_last
         return node._replace(last=p) if higher or self.rules.undo_lowers_last else node
 

@@ -51,7 +51,7 @@ VARIANTS = (
     Variant("undo lowers last", Rules(undo_lowers_last=True), THREE, ("uniqueness", "order")),
     Variant(
         "undo puts a last below the floor",
-        Rules(undo_minds_floor=False),
+        Rules(undo_respects_floor=False),
         replace(THREE, collect=True),
         ("uniqueness", "order"),
     ),

@@ -98,9 +98,9 @@ def _sweep() -> None:
         time.sleep(0.002)
 
 
-def main(tests: int, report: int, remove: bool, folder: str, account: str, words: list[str]) -> int:
-    split = words.index("--")
-    environment, command = words[:split], words[split + 1 :]
+def main(tests: int, report: int, remove: bool, folder: str, account: str, arguments: list[str]) -> int:
+    split = arguments.index("--")
+    environment, command = arguments[:split], arguments[split + 1 :]
     os.set_inheritable(report, False)
     try:
         tests_fd = os.pidfd_open(tests)
@@ -136,5 +136,5 @@ def main(tests: int, report: int, remove: bool, folder: str, account: str, words
 
 
 if __name__ == "__main__":
-    _, tests, report, remove, folder, account, *words = sys.argv
-    sys.exit(main(int(tests), int(report), remove == "remove", folder, account, words))
+    _, tests, report, remove, folder, account, *arguments = sys.argv
+    sys.exit(main(int(tests), int(report), remove == "remove", folder, account, arguments))

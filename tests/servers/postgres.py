@@ -35,8 +35,8 @@ class Postgres(Server):
 
     def query(self, sql: str) -> str:
         """Run a statement through psql; return the rows without headings."""
-        words = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url, "-c", sql)
-        return template.run(packages.find(self.family, "psql"), *words, folder=self.folder).strip()
+        arguments = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url, "-c", sql)
+        return template.run(packages.find(self.family, "psql"), *arguments, folder=self.folder).strip()
 
     def _account(self) -> Account | None:
         if os.geteuid() != 0:
@@ -137,8 +137,8 @@ class PostgresStandby(Postgres):
     def _prepare(self) -> None:
         if not any(self.data.iterdir()):
             copy = packages.find(self.family, "pg_basebackup")
-            words = ("-D", str(self.data), "-d", self.primary.url, "-R", "-X", "stream", "-c", "fast")
-            template.run(copy, *words, folder=self.folder, account=self._account())
+            arguments = ("-D", str(self.data), "-d", self.primary.url, "-R", "-X", "stream", "-c", "fast")
+            template.run(copy, *arguments, folder=self.folder, account=self._account())
             self.data.chmod(0o700)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.servers.lifeline import descendants, stat
 from tests.servers.listeners import listeners
 
-LEASH = Path(__file__).with_name("lifeline.py")
+LIFELINE = Path(__file__).with_name("lifeline.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Running:
         self._stop_signal = order.stop_signal
         self._owner = os.getpid()
         report, report_in_lifeline = os.pipe()
-        words = [
+        arguments = [
             *(str(os.getpid()), str(report_in_lifeline), "keep" if order.keep else "remove", str(order.folder)),
             f"{order.account.uid}:{order.account.gid}" if order.account is not None else "",
             *(f"{name}={value}" for name, value in order.environment.items()),
@@ -54,7 +54,7 @@ class Running:
         try:
             with order.log.open("ab") as log:
                 self._lifeline = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(LEASH), *words],
+                    [sys.executable, "-I", "-S", str(LIFELINE), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -23,7 +23,7 @@ class Redis(Server):
         password = self.settings.get("requirepass")
         return f"redis://:{password}@{address}/0" if password else f"redis://{address}/0"
 
-    def command(self, *words: str | bytes, timeout: float = 2.0) -> bytes:
+    def command(self, *arguments: str | bytes, timeout: float = 2.0) -> bytes:
         """Send one command over a new connection; return the first line of the reply, with a bulk string's content."""
         with socket.create_connection((self.host, self.port), timeout) as sock:
             sock.settimeout(timeout)
@@ -32,7 +32,7 @@ class Redis(Server):
                 if password:
                     sock.sendall(_encode("AUTH", password))
                     replies.readline()
-                sock.sendall(_encode(*words))
+                sock.sendall(_encode(*arguments))
                 line = replies.readline().rstrip(b"\r\n")
                 if not line:
                     raise ConnectionError("Redis closed the connection")
@@ -141,6 +141,6 @@ class RedisNodes(Cluster[Redis]):
         return f"redlock://{address}"
 
 
-def _encode(*words: str | bytes) -> bytes:
-    parts = [word.encode() if isinstance(word, str) else word for word in words]
+def _encode(*arguments: str | bytes) -> bytes:
+    parts = [word.encode() if isinstance(word, str) else word for word in arguments]
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)

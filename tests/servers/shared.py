@@ -49,8 +49,8 @@ ALIASES = {"etcd": "etcd1", "zookeeper": "zookeeper1", "mysql": "mariadb", "post
 class Engines:
     """The shared engines. Each is started once; if that fails, all tests that need it fail."""
 
-    def __init__(self, say: packages.Say) -> None:
-        self._say = say
+    def __init__(self, report: packages.Report) -> None:
+        self._report = report
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="engine")
         self._starts: dict[str, Future[Engine]] = {}
         self._made: dict[str, Engine] = {}
@@ -61,11 +61,11 @@ class Engines:
         """Install missing programs. A program that cannot be installed fails later, in the tests that need it."""
         wanted = sorted(set(families))
         try:
-            packages.ensure(wanted, self._say)
+            packages.ensure(wanted, self._report)
         except packages.EngineMissing:
             for family in wanted:
                 try:
-                    packages.ensure([family], self._say)
+                    packages.ensure([family], self._report)
                 except packages.EngineMissing as error:
                     self._unavailable[family] = error
 
@@ -111,7 +111,7 @@ class Engines:
         try:
             engine.start()
         except BaseException:
-            self._say(f"{kind.title}: did not start")
+            self._report(f"{kind.title}: did not start")
             raise
-        self._say(f"{kind.title}: ready in {time.monotonic() - began:.1f} s")
+        self._report(f"{kind.title}: ready in {time.monotonic() - began:.1f} s")
         return engine

@@ -44,10 +44,12 @@ def fill(data: Path, name: str, recipe: Sequence[str], make: Callable[[], None])
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def run(program: Program, *words: str, folder: Path, account: Account | None = None, feed: str | None = None) -> str:
+def run(
+    program: Program, *arguments: str, folder: Path, account: Account | None = None, feed: str | None = None
+) -> str:
     """Run a tool of an engine and wait for its end."""
     done = subprocess.run(
-        [str(program.path), *words],
+        [str(program.path), *arguments],
         input=feed or "",
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

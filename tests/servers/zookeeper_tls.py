@@ -61,8 +61,8 @@ class ZooKeeperTls(ZooKeeper):
         command[place] = os.pathsep.join([command[place], *sorted(glob(str(folder / "netty-*.jar")))])
         return command, java
 
-    def _keytool(self, *words: str) -> None:
+    def _keytool(self, *arguments: str) -> None:
         java = packages.find(self.family, "java")
         environment = {"PATH": os.defpath, **java.environment()}
         keytool = str(java.path.parent / "keytool")
-        subprocess.run([keytool, *words], env=environment, check=True, capture_output=True)
+        subprocess.run([keytool, *arguments], env=environment, check=True, capture_output=True)
