@@ -1,14 +1,14 @@
-# Every target does its own set-up: Python 3.11 or later, pip and make are all a machine needs to have.
+# Every target does its own set-up: a machine needs only Python 3.11 or later, pip and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-# Hundreds of processes are started: none should have to compile what it imports, whatever the caller's environment says.
+# The tests start hundreds of processes: write bytecode, so that they need not compile what they import.
 COMPILED := env -u PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint bench torture sim docs clean
 
-help:  ## what there is to do
+help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # `--without-pip`: Debian keeps ensurepip in a package of its own, and the pip that is there can install from outside.
@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m pip --python $(BIN)/python install --quiet --editable '.[dev,bench]'
 	@touch $(STAMP)
 
-demo:  ## the story in ten seconds: a lock fails, the fence holds (needs nothing but Python)
+demo:  ## ten seconds: a lock fails, the fence protects the data (needs only Python)
 	@PYTHONPATH=src $(PYTHON) demo/story.py
 
 test: $(STAMP)  ## all tests but those marked long, on real engines that they start themselves
@@ -29,7 +29,7 @@ lint: $(STAMP)  ## ruff and strict mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## speed, beside the bare statements and the peers
+bench: $(STAMP)  ## speed, compared with bare commands and other packages
 	$(BIN)/python -m bench $(ARGS)
 
 sim: $(STAMP)  ## many more seeds in the simulator (ARGS="--primitive multi --seeds 200000")
@@ -47,5 +47,5 @@ torture: $(STAMP)  ## minutes of killed and stopped processes (ARGS="--seconds 6
 	FENCELOCK_VARIANTS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup tests/contract -k 'mysql_innodb or oldest_redis'
 	$(BIN)/python -m tests.fences.increments
 
-clean:  ## forget the virtual environment and whatever was unpacked beside it
+clean:  ## remove the virtual environment and the unpacked servers
 	rm -rf $(VENV) .engines .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
--- The least that a fenced acquire can be: the lock if it is free, with a token that only ever goes up.
+-- The fewest commands of a fenced acquire: take the lock if it is free, and return a token that only rises.
 -- KEYS: lock, counter. ARGV: id, ttl in ms.
 if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   return false

@@ -1,2 +1,2 @@
--- The least that a release can be: only by the owner. KEYS: lock. ARGV: id.
+-- The fewest commands of a release: delete the lock if its value is this id. KEYS: lock. ARGV: id.
 return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])

@@ -1,4 +1,4 @@
-"""Leases that nobody refers to any more."""
+"""Leases that the program dropped without a release."""
 
 from __future__ import annotations
 

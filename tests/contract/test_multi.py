@@ -80,7 +80,7 @@ async def test_group_of_32_names(locks: LocksView) -> None:
 
 
 async def test_group_excludes_others(factory: MakeClient, locks: LocksView) -> None:
-    """While a group is held nobody gets any of its names; a group of free names is acquired at once."""
+    """While a group is held no other client gets any of its names; a group of free names is acquired at once."""
     other = factory.connect()
     async with locks.multi("a", "b", "c") as group:
         for name in ("a", "b", "c"):

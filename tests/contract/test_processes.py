@@ -253,7 +253,7 @@ def interrupt(*_):
 
 signal.signal(signal.SIGINT, interrupt)
 with locks.raw.lock('x', ttl=ttl_scale(0.25)):
-    pass  # connected: where that takes longer than the time between two interrupts, nobody would ever be
+    pass  # connect first: a connect that takes longer than the time between two interrupts would never succeed
 """
     )
     async with background(

@@ -1,4 +1,4 @@
-"""Single flight and cached functions: one builder in the fleet, and nobody waits for what is only stale."""
+"""Single flight and cached functions: one builder in the fleet, and callers get a stale value without waiting."""
 
 from __future__ import annotations
 
