@@ -534,6 +534,24 @@ def test_collision_is_noticed(pg: Postgres) -> None:
         assert caught.value.name == "x"
 
 
+def test_handshake_locks_no_name(pg: Postgres) -> None:
+    """The handshake of a new connection locks no name, not even for a moment: another client would find it held."""
+    with fencelock.connect(advisory(pg)) as locks:
+        for name in ("free", "long-held", "long-unused"):
+            with locks.lock(name):
+                pass
+        ask(pg, "UPDATE fencelock.name SET seen = current_date - 8 WHERE name LIKE 'long-%'")
+        with connected(pg) as connection, locks.lock("new"), locks.lock("long-held"):
+            ask(pg, "UPDATE fencelock.name SET seen = current_date - 8 WHERE name = 'long-held'")
+            with connection.transaction():
+                connection.execute("SELECT fencelock.handshake()")
+                taken = connection.execute(
+                    "SELECT name FROM fencelock.advisory_locks() JOIN fencelock.name USING (key) WHERE pid = pg_backend_pid()"
+                )
+                assert taken.fetchall() == []
+        assert {name for (name,) in ask(pg, "SELECT name FROM fencelock.name")} == {"free", "new", "long-held"}
+
+
 def test_session_is_clean_when_it_is_used_again(pg: Postgres) -> None:
     """A session that goes back to the pool holds nothing and has no ttl left."""
     with fencelock.connect(advisory(pg)) as locks:

@@ -56,7 +56,9 @@ BEGIN
     SELECT ctid FROM fencelock.abandoned WHERE until < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM fencelock.record WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM fencelock.record WHERE ends < long_ago LIMIT 1000 FOR UPDATE SKIP LOCKED));
-  DELETE FROM fencelock.name WHERE ctid = ANY (ARRAY(
+  -- It must not lock a key to find out whether a session has it: the server would do so for every name, used or not.
+  DELETE FROM fencelock.name AS old WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM fencelock.name WHERE seen < current_date - 7 LIMIT 1000 FOR UPDATE SKIP LOCKED))
-    AND pg_try_advisory_xact_lock(key);
+    AND NOT EXISTS (SELECT FROM pg_locks
+      WHERE locktype = 'advisory' AND objsubid = 1 AND (classid::bigint << 32) | objid::bigint = old.key);
 END $$;
