@@ -17,6 +17,7 @@ import fencelock
 import fencelock.aio
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout
 from fencelock.core.clock import NO_DEADLINE
+from fencelock.engines.postgres.connection import PostgresConnection
 from fencelock.model import Claim, Renewal
 from fencelock.runtime.blocking import run_sync
 from tests.contract.runtimes import client_of
@@ -63,6 +64,33 @@ async def test_renewal_cancelled(url: str) -> None:
         assert not successor.done() or lease.is_lost()
         await lease.release()
         await (await successor).release()
+
+
+@pytest.mark.parametrize("cancelled", [1, 2, 3, 4])
+async def test_lease_is_released_after_cancelled_downgrades(
+    url: str, cancelled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Downgrades that are cancelled before their replies come leave a session that renews and releases."""
+    sent: list[Any] = []
+    send = PostgresConnection._send
+
+    def record(connection: PostgresConnection, *args: Any, **words: Any) -> None:
+        sent.append(args)
+        send(connection, *args, **words)
+
+    async with fencelock.aio.connect(url) as locks:
+        lease = await locks.rwlock("x", renew=False).write().acquire()
+        monkeypatch.setattr(PostgresConnection, "_send", record)
+        for number in range(cancelled):
+            task = asyncio.ensure_future(cast(Any, locks._client.engine).downgrade(lease._grant))
+            while len(sent) <= number:  # noqa: ASYNC110 - at the first moment in which it is under way
+                await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        if cancelled % 2:
+            await lease.renew()
+        assert await lease.release() is True
 
 
 def test_renewals_beside_releases(url: str) -> None:

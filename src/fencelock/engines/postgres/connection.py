@@ -19,10 +19,8 @@ from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.fork import detach_after_fork
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.errors import (
-    DUPLICATE_STATEMENT,
     HINTS,
     LOGIN_MESSAGES,
-    UNKNOWN_STATEMENT,
     ServerError,
 )
 from fencelock.engines.postgres.url import PostgresUrl
@@ -54,6 +52,7 @@ class PostgresConnection:
         "_hung_up",
         "_pgconn",
         "_prepared",
+        "_preparing",
         "_runtime",
         "_seen",
         "_socket",
@@ -74,6 +73,8 @@ class PostgresConnection:
         self._hung_up = False
         self._seen: set[str] = set()
         self._prepared: set[str] = set()
+        self._preparing = ""
+        """The statement that the pending request prepares, if any. Another caller may read the reply after an interrupt."""
         self.direct = False
         """Whether there is certainly no pooler in between: session settings and prepared statements persist."""
         self.pid = 0
@@ -159,13 +160,8 @@ class PostgresConnection:
         if not self.direct or name in self._prepared:
             return
         if name in self._seen:
-            self._send(self._pgconn.send_prepare, name.encode(), statement.sql.encode())
-            try:
-                await self.read_reply(timeout, keep=keep)
-            except ServerError as error:
-                if error.state != DUPLICATE_STATEMENT:  # an earlier call was interrupted before it read the reply
-                    raise
-            self._prepared.add(name)
+            self._send(self._pgconn.send_prepare, name.encode(), statement.sql.encode(), preparing=name)
+            await self.read_reply(timeout, keep=keep)
         self._seen.add(name)
 
     def send(self, statement: Statement, params: Sequence[Param]) -> None:
@@ -181,8 +177,8 @@ class PostgresConnection:
         self._send(self._pgconn.send_query, sql.encode())
         await self.read_reply(timeout)
 
-    def _send(self, send: Callable[..., None], *args: object) -> None:
-        self.pending = True
+    def _send(self, send: Callable[..., None], *args: object, preparing: str = "") -> None:
+        self.pending, self._preparing = True, preparing
         try:
             send(*args)
             self._pgconn.flush()
@@ -222,6 +218,8 @@ class PostgresConnection:
         self.last_used = runtime.now()
         if found is None or found.status == ExecStatus.FATAL_ERROR:
             raise self._error_of(found)
+        if self._preparing:
+            self._prepared.add(self._preparing)
         return [tuple(found.get_value(row, column) for column in range(found.nfields)) for row in range(found.ntuples)]
 
     def _no_reply(self, timeout: float, keep: bool) -> OutcomeUnknown:
@@ -240,16 +238,11 @@ class PostgresConnection:
             return OutcomeUnknown(f"{self._address}: {message}")
         return ServerError(state, message)
 
-    async def drain(self, timeout: float) -> bool:
-        """Read a reply whose caller is gone; return whether the connection can be used again."""
-        try:
-            await self.read_reply(timeout)
-        except ServerError as error:
-            if error.state == UNKNOWN_STATEMENT:
-                self.close()
-        except OutcomeUnknown:
-            pass
-        return self.open
+    async def drain(self, timeout: float, *, keep: bool = False) -> None:
+        """Read the pending reply to a request whose caller was interrupted, and ignore an error of the server in it."""
+        if self.pending:
+            with suppress(ServerError):
+                await self.read_reply(timeout, keep=keep)
 
     def read_notifications(self) -> list[str]:
         """Read what has arrived, without waiting; return the payloads of notifications. Close a broken connection."""

@@ -28,8 +28,6 @@ MISSING = frozenset({"3F000", "42P01", "42883"})
 """The schema, a table or a function does not exist."""
 RETRYABLE = frozenset({"40001", "40P01", "55P03", "57014"})
 """Serialization failure, deadlock, the role's own lock_timeout or statement_timeout: nothing changed; a retry may help."""
-DUPLICATE_STATEMENT = "42P05"
-"""The prepared statement already exists."""
 UNKNOWN_STATEMENT = "26000"
 """A prepared statement does not exist: a pooler gave the session to others. Another connection helps."""
 COLLISION = "FL003"

@@ -168,18 +168,16 @@ class PostgresPool:
         while (connection := self._pop_idle()) is not None:
             usable = False
             try:
-                usable = await self._is_usable(connection)
+                await connection.drain(DRAIN_TIMEOUT)
+                usable = self._runtime.now() - connection.last_used < IDLE_SECONDS or connection.is_alive()
+            except OutcomeUnknown:
+                continue
             finally:
                 if not usable:
                     self.drop(connection)
             if usable:
                 return connection
         return await self.connect(deadline)
-
-    async def _is_usable(self, connection: PostgresConnection) -> bool:
-        if connection.pending:
-            return await connection.drain(DRAIN_TIMEOUT)  # its last caller was interrupted
-        return self._runtime.now() - connection.last_used < IDLE_SECONDS or connection.is_alive()
 
     def _pop_idle(self) -> PostgresConnection | None:
         with self._mutex:

@@ -293,8 +293,7 @@ class AdvisoryEngine:
         try:
             if not self._sessions.is_current(session):
                 raise not_held(grant)
-            if connection.pending:
-                await connection.read_reply(session.reply_timeout, keep=True)  # of a ping or an earlier downgrade
+            await connection.drain(session.reply_timeout, keep=True)
             if await connection.request(sql.DOWNGRADE, (session.key,), session.reply_timeout, keep=True) == [(b"t",)]:
                 return grant.downgraded(sent)
         except ServerError as error:

@@ -26,7 +26,7 @@ class AdvisorySession(dedicated.DedicatedSession):
         self.enqueued = False
         """Whether LOCK_WAIT was sent."""
         self.previous_pending = False
-        """Whether the pending reply belongs to an earlier ping."""
+        """Whether a reply was pending when the ping was due."""
 
     def is_silent(self) -> bool:
         """Return whether it has a lock, and no reply is pending."""

@@ -30,7 +30,7 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
         """The process ids of sessions that were given up without a reply, by claim: they may still get the lock."""
 
     def send_ping(self, session: AdvisorySession) -> None:
-        """Send a ping, unless the reply to an earlier one is still pending after an interrupt."""
+        """Send a ping, unless the reply to an earlier request is still pending after an interrupt."""
         connection = session.connection
         session.previous_pending = connection.pending
         if not session.previous_pending and connection.open:
@@ -40,15 +40,15 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
                 pass  # the connection is closed now, which `read_ping` notices
 
     async def read_ping(self, session: AdvisorySession, until: float) -> Renewal:
-        """Wait for the reply to a ping. If it belongs to an earlier ping, send another one: only that is recent enough."""
+        """Wait for the reply to a ping. If that of an earlier request was pending, read it, and send the ping now."""
         connection = session.connection
         try:
             if not connection.open:
                 raise OutcomeUnknown("its session has ended")
-            await connection.read_reply(until - self._runtime.now(), keep=True)
             if session.previous_pending:
+                await connection.drain(until - self._runtime.now(), keep=True)
                 connection.send(sql.PING, ())
-                await connection.read_reply(until - self._runtime.now(), keep=True)
+            await connection.read_reply(until - self._runtime.now(), keep=True)
         except OutcomeUnknown:
             if connection.open:
                 return Renewal.UNKNOWN
@@ -64,8 +64,7 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
         connection = session.connection
         self.pop(session.claim.id, None)
         try:
-            if connection.pending:
-                await connection.read_reply(session.reply_timeout)  # of a ping or a downgrade
+            await connection.drain(session.reply_timeout)
             if not connection.is_alive():
                 self._pool.drop(connection)
                 return False  # the session has ended, and the lock with it
@@ -91,11 +90,7 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
         try:
             if session.token is None and session.enqueued:
                 await self._cancel_wait(connection, deadline)
-            if connection.pending:
-                try:
-                    await connection.read_reply(SHORTEST_REPLY_TIMEOUT)
-                except ServerError:
-                    pass  # the wait was cancelled; the server may have granted the lock nevertheless
+            await connection.drain(SHORTEST_REPLY_TIMEOUT)
             await connection.request(sql.UNLOCK, (self._pool.default_idle_timeout,), SHORTEST_REPLY_TIMEOUT)
             self._pool.keep(connection)
         except (FencelockError, ServerError):
