@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fencelock.core.clock import Deadline
@@ -11,14 +11,14 @@ from fencelock.core.rates import RecordRates
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.mysql import statements as sql
 from fencelock.engines.mysql.connection import MySQLConnection, receive_all
-from fencelock.engines.mysql.inspect import Inspector
+from fencelock.engines.mysql.inspect import Administration
 from fencelock.engines.mysql.packets import Rows
 from fencelock.engines.mysql.pool import MySQLPool
 from fencelock.engines.mysql.records import MySQLRecords
 from fencelock.engines.mysql.session import MIN_TIMEOUT, MySQLSession, MySQLSessions, Stage
 from fencelock.engines.mysql.url import MySQLUrl
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, OutcomeUnknown
-from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
+from fencelock.model import Claim, Grant, Renewal, TokenGuarantee, Traits, Waiting
 
 if TYPE_CHECKING:
     from fencelock.core.adopted_client import AdoptedClient
@@ -39,7 +39,7 @@ ABANDONED_PAUSE = 0.02
 MAX_ABANDONED = 1000
 
 
-class MySQLEngine:
+class MySQLEngine(Administration):
     """`fencelock.core.engine.Engine` on one MySQL or MariaDB server."""
 
     def __init__(
@@ -48,10 +48,8 @@ class MySQLEngine:
         self.url = url
         """The URL of an adopted client, without a password; None if the client was opened with a URL."""
         self._runtime = runtime
-        self._namespace = namespace
-        self._pool = MySQLPool(runtime, server)
-        self._inspector = Inspector(runtime, self._pool, self._names)
-        self.records = MySQLRecords(self._pool, self._known_names)
+        self._pool = MySQLPool(runtime, server, namespace)
+        self.records = MySQLRecords(self._pool)
         self.rates = RecordRates(self.records, self.records.clock)
         self._sessions = MySQLSessions(runtime, self._pool)
         self._abandoned: dict[str, None] = {}
@@ -65,7 +63,7 @@ class MySQLEngine:
     async def learn_traits(self, deadline: Deadline) -> None:
         """Connect, unless this client has connected before, to read the server's settings."""
         self._pool.check_open()
-        await self._pool.ensure_connected(deadline)
+        await self._pool.names(deadline)
 
     # ------------------------------------------------------------------ attempt
 
@@ -97,7 +95,7 @@ class MySQLEngine:
         self, claim: Claim, ttl: int, connection: MySQLConnection, enqueue: bool, deadline: Deadline
     ) -> Grant | Waiting | None:
         """Attempt on this connection; None if it was broken, and the claim has nothing on the server."""
-        names = self._names()
+        names = await self._pool.names()
         statements = sql.LockStatements(claim, ttl, names.key(claim.name), names.space)
         rounded = claim if claim.ttl == ttl else claim._replace(ttl=float(ttl))
         session = MySQLSession(self._runtime, rounded, connection, statements)
@@ -301,20 +299,7 @@ class MySQLEngine:
         """Refuse: GET_LOCK has no readers."""
         raise GuaranteeUnavailable(f"{grant.claim.name!r}: GET_LOCK has no readers", grant.claim.name)
 
-    # ------------------------------------------------------------------ administration
-
-    async def inspect(self, name: str) -> Snapshot:
-        """Return the holders and waiters of a name."""
-        return await self._inspector.inspect(name)
-
-    async def names(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the names that had a holder or a waiter at the time of the call."""
-        for name in await self._inspector.names(prefix):
-            yield name
-
-    async def force_release(self, name: str) -> int:
-        """Kill the session that holds the lock."""
-        return await self._inspector.force_release(name)
+    # ------------------------------------------------------------------ end and fork
 
     async def close(self) -> None:
         """Close all connections; calls that wait on one fail."""
@@ -324,12 +309,3 @@ class MySQLEngine:
         """Drop the parent's sessions and connections without sending anything on them."""
         self._sessions.clear()
         self._pool.detach_after_fork()
-
-    async def _known_names(self) -> sql.Names:
-        """Connect if necessary, and return how names are written."""
-        await self._pool.ensure_connected()
-        return self._names()
-
-    def _names(self) -> sql.Names:
-        """Return how names are written; only valid after the first connection."""
-        return sql.Names(self._pool.database or "", self._namespace)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from fencelock.core.runtime import Runtime
@@ -13,18 +13,15 @@ from fencelock.errors import EngineUnavailable, OutcomeUnknown
 from fencelock.model import Holder, Snapshot, Waiter
 
 
-class Inspector:
-    """`inspect`, `names` and `force_release`. Sessions of other users are visible only with the PROCESS privilege."""
+class Administration:
+    """The methods of the engine for administrators. Sessions of other users are visible only with the PROCESS privilege."""
 
-    def __init__(self, runtime: Runtime, pool: MySQLPool, names: Callable[[], sql.Names]) -> None:
-        self._runtime = runtime
-        self._pool = pool
-        self._names = names
+    _runtime: Runtime
+    _pool: MySQLPool
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holder of a name, and its waiters in the order of the queue."""
-        await self._pool.ensure_connected()
-        key, mariadb = self._names().key(name), self._pool.mariadb
+        key, mariadb = (await self._pool.names()).key(name), self._pool.mariadb
         find_holder = sql.lock_holder(key), sql.holders(f"h.lock_key = '{key}'", mariadb=mariadb)
         session, held, waiting = await self._pool.run(*find_holder, sql.waiters(key, mariadb=mariadb))
         holders = [_holder(row) for row in rows_of(held)]
@@ -40,21 +37,21 @@ class Inspector:
         waiters = [Waiter(label.owner, label.ttl, value=label.value) for label in _labels(rows_of(waiting))]
         return Snapshot(name, tuple(holders), tuple(waiters))
 
-    async def names(self, prefix: str) -> list[str]:
-        """Return the names that have a holder or a waiter, sorted."""
-        await self._pool.ensure_connected()
-        space, mariadb = self._names().space, self._pool.mariadb
+    async def names(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the names that had a holder or a waiter at the time of the call, sorted."""
+        space, mariadb = (await self._pool.names()).space, self._pool.mariadb
         held, waiting = await self._pool.run(
             sql.holders(f"h.space = '{space}'", mariadb=mariadb), sql.waiters(None, mariadb=mariadb)
         )
         found = {decode(row[0]) for row in rows_of(held)}
         found |= {label.name for label in _labels(rows_of(waiting)) if label.space == space}
-        return sorted(name for name in found if name.startswith(prefix))
+        for name in sorted(found):
+            if name.startswith(prefix):
+                yield name
 
     async def force_release(self, name: str) -> int:
         """Kill the session that holds a name. A token is skipped first, so that every later token is greater."""
-        await self._pool.ensure_connected()
-        key = self._names().key(name)
+        key = (await self._pool.names()).key(name)
         *_, found = await self._pool.run(*sql.SKIP_TOKEN, sql.lock_holder(key))
         ((id,),) = rows_of(found)
         if id is None:

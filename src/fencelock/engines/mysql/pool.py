@@ -32,19 +32,19 @@ KILL_PAUSES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3, 0
 class MySQLPool:
     """The connections to one server, and what is known about that server."""
 
-    def __init__(self, runtime: Runtime, url: MySQLUrl | AdoptedClient[MySQLUrl]) -> None:
+    def __init__(self, runtime: Runtime, url: MySQLUrl | AdoptedClient[MySQLUrl], namespace: str = "") -> None:
         self.address = url.address
         self.mariadb = True
         self.created = False
         """Whether this client created the tables."""
         self.reserved = 0
         """The highest token that is reserved on disk. A higher one must not be granted."""
-        self.database: str | None = None
-        """As the server spells it; None before the first connection."""
         self.weakness = ""
         """The setting that lets the server lose commits in a crash, as the last new connection found it."""
         self._runtime = runtime
         self._url = url
+        self._namespace = namespace
+        self._names: sql.Names | None = None
         self._idle: list[MySQLConnection] = []
         self._all: set[MySQLConnection] = set()
         self._closed = False
@@ -202,7 +202,7 @@ class MySQLPool:
         connection.first_token = int(rows_of(first)[0][0] or 0)
         self.reserved = int(reserved or 0)
         connection.id, connection.host = int(id), decode(host.rows[0][0]) if host.rows else ""
-        self.database = decode(database)
+        self._names = sql.Names(decode(database), self._namespace)
         self.weakness = sql.weakness(*settings)
         warned, self._warned = self._warned, True
         if self.weakness and not warned:
@@ -294,10 +294,11 @@ class MySQLPool:
             self.put(connection)
         return token
 
-    async def ensure_connected(self, deadline: Deadline = NO_DEADLINE) -> None:
-        """Connect, unless this client has connected before: lock names and traits depend on the server."""
-        if self.database is None:
+    async def names(self, deadline: Deadline = NO_DEADLINE) -> sql.Names:
+        """Return how lock names are written. Connect, unless this client has connected before: the server knows that."""
+        while self._names is None:
             self.put(await self.get(deadline=deadline))
+        return self._names
 
     def check(self, value: Any) -> None:
         """Raise EngineUnavailable if a reply is an error of the server."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from fencelock.core.engine import never_repeated
 from fencelock.core.records import Record, StoredRecord, Written
 from fencelock.engines.mysql import statements as sql
@@ -14,20 +12,19 @@ from fencelock.engines.mysql.pool import MySQLPool, rows_of
 class MySQLRecords:
     """`fencelock.core.records.Records`."""
 
-    def __init__(self, pool: MySQLPool, names: Callable[[], Awaitable[sql.Names]]) -> None:
+    def __init__(self, pool: MySQLPool) -> None:
         self._pool = pool
-        self._names = names
 
     async def read(self, key: str) -> Record | None:
         """Return the record, or None."""
-        found, now = await self._find((await self._names()).key(key))
+        found, now = await self._find((await self._pool.names()).key(key))
         return None if found is None else found.seen(now)
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
         """Read, decide, and write unless another client has written in between; then start over. No lock is held."""
-        name = (await self._names()).key(key)
+        name = (await self._pool.names()).key(key)
         version = await self._pool.mint_token()
         while True:
             found, now = await self._find(name)

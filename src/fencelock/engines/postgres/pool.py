@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from threading import Lock
@@ -19,7 +18,7 @@ from fencelock.engines.postgres.url import PostgresUrl
 from fencelock.errors import ClientClosed, EngineUnavailable, OutcomeUnknown
 
 MAX_IN_USE = 10
-"""Statements of one client that run at the same time; further callers wait for a slot."""
+"""Statements of one client that run at the same time, besides a renewal; further callers wait for a slot."""
 MAX_IDLE = 8
 IDLE_SECONDS = 1.0
 """A connection that was idle for so long is checked before its next use: servers and poolers close idle ones."""
@@ -67,7 +66,8 @@ class PostgresPool:
         # Weak references: an object that an interrupted caller lost must not count for ever.
         self._all: WeakSet[PostgresConnection] = WeakSet()
         self._slots: WeakSet[Slot] = WeakSet()
-        self._queue: deque[Event] = deque()
+        self._queue: dict[Slot, Event] = {}
+        """The callers that wait for a slot, in the order of their calls; `_free` hands over a slot."""
         self._served = 0
         self._unclaimed: list[Connecting] = []
         """Connects whose callers had no time to wait for them: the next callers do."""
@@ -89,12 +89,13 @@ class PostgresPool:
     ) -> list[Row]:
         """Run a statement on any connection and return its rows; with `repeat`, once more if its reply was lost.
 
-        The timeout bounds each wait for a reply, the deadline everything together.
+        The timeout bounds each wait for a reply, the deadline everything together. An urgent statement needs no slot.
         """
         tries = MAX_TRIES
         slot = Slot()
         try:
-            await self._take(slot, timeout, urgent, deadline)
+            if not urgent:
+                await self._take(slot, timeout, deadline)
             while True:
                 connection = await self.borrow(deadline)
                 try:
@@ -117,48 +118,30 @@ class PostgresPool:
         finally:
             self._free(slot)
 
-    async def _take(self, slot: Slot, timeout: float, urgent: bool, deadline: Deadline) -> None:
-        """Take a slot. If there is none, queue for as long as others are served: a busy client is no fault of the server.
-
-        An urgent caller queues first.
-        """
-        called = False
-        while not self._try_take(slot, called):
-            turn = self._runtime.event()
-            with self._mutex:
-                if urgent or called:
-                    self._queue.appendleft(turn)
-                else:
-                    self._queue.append(turn)
-            served = self._served
-            try:
-                while not await turn.wait(deadline.at_most(timeout)) and len(self._slots) >= MAX_IN_USE:
-                    if self._served == served or deadline.passed:
-                        raise EngineUnavailable(f"{self.address}: all {MAX_IN_USE} connections of this client are busy")
-                    served = self._served
-                called = True
-            finally:
-                with self._mutex:
-                    if turn in self._queue:
-                        self._queue.remove(turn)
-                    elif not called and self._queue:
-                        self._queue.popleft().set()  # this caller was interrupted: its turn goes to the next
-
-    def _try_take(self, slot: Slot, called: bool) -> bool:
+    async def _take(self, slot: Slot, timeout: float, deadline: Deadline) -> None:
+        """Take a slot. If there is none, queue for as long as others are served: a busy client is no fault of the server."""
         with self._mutex:
-            if len(self._slots) >= MAX_IN_USE or (self._queue and not called):
-                return False
-            self._slots.add(slot)
-            return True
+            if len(self._slots) < MAX_IN_USE:
+                self._slots.add(slot)
+                return
+            turn = self._queue[slot] = self._runtime.event()
+            served = self._served
+        while not await turn.wait(deadline.at_most(timeout)):
+            if self._served == served or deadline.passed:
+                raise EngineUnavailable(f"{self.address}: all {MAX_IN_USE} connections of this client are busy")
+            served = self._served
 
     def _free(self, slot: Slot) -> None:
-        """Give a slot back, unless it was never taken, and call the next caller."""
+        """Leave the queue, or give a slot to the next caller in it."""
         with self._mutex:
+            self._queue.pop(slot, None)
             if slot in self._slots:
                 self._slots.remove(slot)
                 self._served += 1
-                if self._queue:
-                    self._queue.popleft().set()
+                following = next(iter(self._queue), None)
+                if following is not None:
+                    self._slots.add(following)
+                    self._queue.pop(following).set()
 
     # ------------------------------------------------------------------ connections
 
