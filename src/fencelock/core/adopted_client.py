@@ -64,14 +64,28 @@ class AdoptedClient(Generic[P]):
         return await connect(fresh)
 
 
-async def ask_engine(runtime: Runtime, engine: Any, read: Callable[[Any, Any], Arguments]) -> Arguments:
-    """Return `read(engine, connection)` for a new connection of SQLAlchemy, with the engine's arguments and hooks."""
-    if not hasattr(engine, "sync_engine"):
-        return await runtime.run_blocking(_ask_new_connection, engine, read)
-    from sqlalchemy.util import greenlet_spawn
+def adopt_engine(
+    runtime: Runtime, engine: Any, parse: Callable[[Arguments], P], read: Callable[[Any, Any], Arguments]
+) -> AdoptedClient[P]:
+    """Connect as an engine of SQLAlchemy does: with `read(engine, connection)` of a connection with its hooks.
 
-    arguments: Arguments = await greenlet_spawn(_ask_new_connection, engine.sync_engine, read)
-    return arguments
+    Raises InvalidType if this runtime cannot use the engine.
+    """
+    if not hasattr(engine, "raw_connection"):
+        raise InvalidType(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
+    if hasattr(engine, "sync_engine") and not runtime.shares_connections:
+        raise InvalidType("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
+
+    async def find() -> Arguments:
+        if not hasattr(engine, "sync_engine"):
+            return await runtime.run_blocking(_ask_new_connection, engine, read)
+        from sqlalchemy.util import greenlet_spawn
+
+        arguments: Arguments = await greenlet_spawn(_ask_new_connection, engine.sync_engine, read)
+        return arguments
+
+    url = str(engine.url.render_as_string(hide_password=True))
+    return AdoptedClient(find, parse, "the application's engine", url, connects=True)
 
 
 def _ask_new_connection(engine: Any, read: Callable[[Any, Any], Arguments]) -> Arguments:
@@ -87,13 +101,15 @@ def _ask_new_connection(engine: Any, read: Callable[[Any, Any], Arguments]) -> A
         pool.dispose()
 
 
-def check_engine(runtime: Runtime, engine: Any) -> str:
-    """Return an engine's URL without its password; raise InvalidType if this runtime cannot use the engine."""
-    if not hasattr(engine, "raw_connection"):
-        raise InvalidType(f"an Engine or AsyncEngine of SQLAlchemy is needed here, not {type(engine).__name__}")
-    if hasattr(engine, "sync_engine") and not runtime.shares_connections:
-        raise InvalidType("an AsyncEngine is for fencelock.aio.connect; fencelock.connect takes an Engine")
-    return str(engine.url.render_as_string(hide_password=True))
+def adopt_django(connection: Any, parse: Callable[[Arguments], P], scheme: str) -> AdoptedClient[P]:
+    """Connect as Django's connection does: with its settings."""
+
+    async def find() -> Arguments:
+        arguments: Arguments = connection.get_connection_params()
+        return arguments
+
+    host, database = (connection.settings_dict.get(name) or "" for name in ("HOST", "NAME"))
+    return AdoptedClient(find, parse, "Django's connection", f"{scheme}://{host}/{database}")
 
 
 async def ready(arguments: Arguments) -> Arguments:

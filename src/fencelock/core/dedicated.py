@@ -89,6 +89,13 @@ class DedicatedSessions(dict[str, S], ABC):
         self._runtime = runtime
         self.sweep_at = SWEEP_AT
 
+    def add(self, session: S) -> None:
+        """Add a new session, whose turn the caller takes. If there are many, drop those that have ended."""
+        if len(self) >= self.sweep_at:
+            self.sweep()
+        session.try_take()
+        self[session.claim.id] = session
+
     def is_current(self, session: S) -> bool:
         """Return whether the claim still has this session; otherwise another claim may use it."""
         return self.get(session.claim.id) is session

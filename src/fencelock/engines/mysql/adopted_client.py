@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fencelock.core.adopted_client import AdoptedClient, Arguments, ask_engine, check_engine, ready
+from fencelock.core.adopted_client import AdoptedClient, Arguments, adopt_django, adopt_engine, ready
 from fencelock.core.runtime import Runtime
 from fencelock.engines.mysql.url import MODES, PORT, MySQLUrl, tls_context
 from fencelock.errors import EngineUnavailable, InvalidType
@@ -56,38 +56,22 @@ def _tls(words: Arguments) -> Any:
 def adopted_client(runtime: Runtime, client: Any) -> AdoptedClient[MySQLUrl]:
     """Adopt an object. Raises InvalidType if it does not tell how it connects, or belongs to the other runtime."""
     if hasattr(client, "get_connection_params"):
-        return _django(client)
+        return adopt_django(client, url_from_arguments, "mysql")
     if hasattr(client, "dialect"):
-        url = check_engine(runtime, client)
-        return AdoptedClient(
-            lambda: ask_engine(runtime, client, _engine_arguments),
-            url_from_arguments,
-            "the application's engine",
-            url,
-            connects=True,
-        )
+        return adopt_engine(runtime, client, url_from_arguments, _engine_arguments)
     if not hasattr(client, "ctx"):
         raise InvalidType(
             f"a {type(client).__module__}.{type(client).__name__} does not say how it was connected; give its URL as mysql://"
         )
     words = _attributes(client)  # read now: the application may close it before the first use
-    return AdoptedClient(lambda: ready(words), url_from_arguments, "the application's connection", _url(words))
+    url = f"mysql://{words['host'] or ''}/{words['db'] or ''}"
+    return AdoptedClient(lambda: ready(words), url_from_arguments, "the application's connection", url)
 
 
 def _attributes(connection: Any) -> Arguments:
     """Return the arguments of a PyMySQL connection."""
     names = ("host", "port", "user", "password", "db", "unix_socket")
     return {**{name: getattr(connection, name) for name in names}, "ssl": connection.ctx if connection.ssl else None}
-
-
-def _django(connection: Any) -> AdoptedClient[MySQLUrl]:
-    async def find() -> Arguments:
-        words: Arguments = connection.get_connection_params()
-        return words
-
-    settings = connection.settings_dict
-    url = _url({"host": settings.get("HOST"), "db": settings.get("NAME")})
-    return AdoptedClient(find, url_from_arguments, "Django's connection", url)
 
 
 def _engine_arguments(engine: Any, connection: Any) -> Arguments:
@@ -112,7 +96,3 @@ def _arguments_of_url(engine: Any, cipher: Any) -> Arguments:
     if cipher[1] and _tls(words) is None and not words.get("unix_socket"):
         raise EngineUnavailable(f"the application's engine cannot say how to connect: {HIDDEN}")
     return dict(words)
-
-
-def _url(words: Arguments) -> str:
-    return f"mysql://{words.get('host') or ''}/{words.get('database') or words.get('db') or ''}"

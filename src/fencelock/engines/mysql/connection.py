@@ -24,13 +24,13 @@ class MySQLConnection:
 
     __slots__ = (
         "_pending",
+        "_push_event",
         "_runtime",
         "created_at",
         "first_token",
         "greeting",
         "host",
         "id",
-        "push_event",
         "transport",
         "ttl",
         "used_at",
@@ -40,7 +40,7 @@ class MySQLConnection:
         self._runtime = runtime
         self.greeting = Reply()
         self._pending: deque[Reply] = deque((self.greeting,))
-        self.push_event = runtime.push_event()
+        self._push_event = runtime.push_event()
         self.id = 0
         """The server's number of the session (CONNECTION_ID); 0 before the login."""
         self.host = ""
@@ -70,13 +70,13 @@ class MySQLConnection:
         """
         if self._pending:
             self._pending.popleft().value = value
-            self.push_event.set()
+            self._push_event.set()
         else:
             self.transport.close()
 
     def on_end(self) -> None:
         """Wake the receiver when the connection is closed."""
-        self.push_event.set()
+        self._push_event.set()
 
     def expect_reply(self) -> Reply:
         """Register a reply to something that the caller sends itself."""
@@ -103,8 +103,8 @@ class MySQLConnection:
             if left <= 0:
                 self.transport.alive()  # reads what arrived while the process was stopped
                 break
-            self.push_event.clear()
-            await self._runtime.wait_for_push([self.transport], self.push_event, left)
+            self._push_event.clear()
+            await self._runtime.wait_for_push([self.transport], self._push_event, left)
         return last.value is not NO_REPLY
 
     def close(self) -> None:
@@ -112,22 +112,3 @@ class MySQLConnection:
         if self.transport.open and self.idle:
             self.transport.send(QUIT)
         self.transport.close()
-
-
-async def receive_all(runtime: Runtime, requests: Sequence[tuple[MySQLConnection, Reply]], timeout: float) -> None:
-    """Wait for one reply on each of several connections; some may be missing after the timeout."""
-    until = runtime.now() + timeout
-    shared = runtime.push_event()
-    for connection, _ in requests:
-        connection.push_event = shared
-    missing = list(requests)
-    while missing and (left := until - runtime.now()) > 0:
-        shared.clear()
-        missing = [(connection, reply) for connection, reply in missing if reply.value is NO_REPLY and connection.open]
-        if missing:
-            await runtime.wait_for_push([connection.transport for connection, _ in missing], shared, left)
-    for connection, reply in requests:
-        if reply.value is NO_REPLY:
-            connection.transport.alive()  # reads what arrived while the process was stopped
-        # A shared event must not outlive this call: one receiver would clear it for the others.
-        connection.push_event = runtime.push_event()

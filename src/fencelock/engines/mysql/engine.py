@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fencelock.core.clock import Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.rates import RecordRates
-from fencelock.core.runtime import NO_REPLY, Runtime
+from fencelock.core.runtime import Runtime
 from fencelock.engines.mysql import statements as sql
-from fencelock.engines.mysql.connection import MySQLConnection, receive_all
+from fencelock.engines.mysql.connection import MySQLConnection
 from fencelock.engines.mysql.inspect import Administration
 from fencelock.engines.mysql.packets import Rows
 from fencelock.engines.mysql.pool import MySQLPool
@@ -79,8 +79,6 @@ class MySQLEngine(Administration):
             outcome = await self._resume(session, enqueue, deadline)
             if outcome is not None:
                 return outcome
-        if len(self._sessions) >= self._sessions.sweep_at:
-            self._sessions.sweep()
         ttl = int(claim.ttl)
         connection = await self._pool.get(ttl, deadline)
         outcome = await self._try_lock(claim, ttl, connection, enqueue, deadline)
@@ -99,9 +97,8 @@ class MySQLEngine(Administration):
         statements = sql.LockStatements(claim, ttl, names.key(claim.name), names.space)
         rounded = claim if claim.ttl == ttl else claim._replace(ttl=float(ttl))
         session = MySQLSession(self._runtime, rounded, connection, statements)
-        session.try_take()
-        self._sessions[claim.id] = session
-        # Checked after the session is registered: either abandon() finds the session, or this line finds the claim.
+        self._sessions.add(session)
+        # Checked after the session was added: either abandon() finds the session, or this line finds the claim.
         if claim.id in self._abandoned:
             self._sessions.finish(session)
             return await self._refuse_abandoned(claim)
@@ -249,18 +246,16 @@ class MySQLEngine(Administration):
                 else:
                     session.give()  # released in the meantime
             requests = [
-                (session.connection, session.connection.send([sql.lock_holder(session.key)])[0])
-                for _, session in sessions
+                (index, session, session.connection.send([sql.lock_holder(session.key)])) for index, session in sessions
             ]
             # The shortest timeout counts: one dead connection must not cost another session its lease.
-            await receive_all(
-                self._runtime, requests, min((session.reply_timeout for _, session in sessions), default=0.0)
-            )
-            for (index, session), (connection, reply) in zip(sessions, requests, strict=True):
-                if reply.value is NO_REPLY and connection.open:
+            until = self._runtime.now() + min((session.reply_timeout for _, session in sessions), default=0.0)
+            for index, session, replies in requests:
+                received = await session.connection.receive(replies, until - self._runtime.now())
+                if not received and session.connection.open:
                     results[index] = Renewal.UNKNOWN
                     silent.append(session)
-                elif self._sessions.is_held(session, reply):
+                elif session.holds_lock(replies[0].value):
                     results[index] = Renewal.RENEWED
                 else:
                     self._sessions.drop(session)

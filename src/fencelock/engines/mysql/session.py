@@ -56,6 +56,10 @@ class MySQLSession(dedicated.DedicatedSession):
         """Return that the claim has to wait."""
         return Waiting(self.claim, self.sent_at, None, self)
 
+    def holds_lock(self, value: Any) -> bool:
+        """Return whether a reply to `lock_holder` names this session, and not one that a proxy has opened for us."""
+        return rows_of(value) == [(str(self.connection.id).encode(),)]
+
     def is_silent(self) -> bool:
         """Return whether the session holds the lock, so that no reply is expected on it."""
         return self.stage is Stage.HELD
@@ -116,12 +120,7 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
         timeout = deadline.at_most(session.reply_timeout)
         if not await session.connection.receive(replies, timeout) and session.connection.open:
             raise OutcomeUnknown(f"{self._pool.address}: no reply within {timeout:.3g} s")
-        return session.grant(sent_at) if self.is_held(session, replies[0]) else None
-
-    def is_held(self, session: MySQLSession, reply: Reply) -> bool:
-        """Return whether a reply to `lock_holder` names this session, and not one that a proxy has opened for us."""
-        value = reply.value
-        return isinstance(value, Rows) and value.rows == [(str(session.connection.id).encode(),)]
+        return session.grant(sent_at) if session.holds_lock(replies[0].value) else None
 
     async def unlock(self, session: MySQLSession, deadline: Deadline = NO_DEADLINE) -> bool | None:
         """Release the lock on the session; return whether it held the lock.
@@ -169,5 +168,4 @@ class MySQLSessions(dedicated.DedicatedSessions[MySQLSession]):
     async def look_up(self, sessions: Sequence[MySQLSession], deadline: Deadline) -> list[bool]:
         """Ask who holds the locks of the sessions."""
         found = await self._pool.run(*(sql.lock_holder(session.key) for session in sessions), deadline=deadline)
-        pairs = zip(sessions, found, strict=True)
-        return [rows_of(holder) == [(str(session.connection.id).encode(),)] for session, holder in pairs]
+        return [session.holds_lock(value) for session, value in zip(sessions, found, strict=True)]

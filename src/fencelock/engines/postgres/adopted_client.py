@@ -12,7 +12,7 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
-from fencelock.core.adopted_client import AdoptedClient, Arguments, ask_engine, check_engine, ready
+from fencelock.core.adopted_client import AdoptedClient, Arguments, adopt_django, adopt_engine, ready
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.url import PostgresUrl, from_params
 from fencelock.errors import EngineUnavailable, InvalidType
@@ -62,30 +62,17 @@ async def _value_of(runtime: Runtime, value: Any) -> Any:
 
 
 def _sqlalchemy(runtime: Runtime, engine: Any) -> AdoptedClient[PostgresUrl]:
-    url = check_engine(runtime, engine)
+    adopted = adopt_engine(runtime, engine, from_params, lambda _, connection: _params(connection.driver_connection))
     if engine.dialect.driver not in LIBPQ:
         raise InvalidType(
             f"an engine with the driver {engine.dialect.driver} cannot tell how it connects; give its URL as "
             "postgresql://, or use the driver psycopg"
         )
-
-    def read(_: Any, connection: Any) -> Arguments:
-        return _params(connection.driver_connection)
-
-    return AdoptedClient(
-        lambda: ask_engine(runtime, engine, read), from_params, "the application's engine", url, connects=True
-    )
+    return adopted
 
 
 def _django(_: Runtime, connection: Any) -> AdoptedClient[PostgresUrl]:
-    async def find() -> Arguments:
-        params: Arguments = connection.get_connection_params()
-        return params
-
-    settings = connection.settings_dict
-    return AdoptedClient(
-        find, from_params, "Django's connection", _url({"host": settings.get("HOST"), "dbname": settings.get("NAME")})
-    )
+    return adopt_django(connection, from_params, "postgresql")
 
 
 _ADAPTERS: dict[str, Callable[[Runtime, Any], AdoptedClient[PostgresUrl]]] = {

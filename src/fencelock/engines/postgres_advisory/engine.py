@@ -78,12 +78,10 @@ class AdvisoryEngine:
             outcome = await self._attempt_again(session, enqueue, deadline)
             if outcome is not None:
                 return outcome
-        if len(self._sessions) >= self._sessions.sweep_at:
-            self._sessions.sweep()
         connection = await self._pool.borrow(deadline)
         key = sql.key(self._namespace, claim.name)
-        session = self._sessions[claim.id] = AdvisorySession(self._runtime, claim, key, connection)
-        session.try_take()
+        session = AdvisorySession(self._runtime, claim, key, connection)
+        self._sessions.add(session)
         try:
             return await self._first_attempt(session, enqueue, deadline.at_most(session.reply_timeout))
         finally:
