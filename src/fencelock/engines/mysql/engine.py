@@ -35,7 +35,7 @@ TRAITS = Traits(
 )
 
 ABANDONED_PAUSE = 0.02
-"""Seconds that an attempt of an abandoned claim takes, so that its caller does not spin."""
+"""Seconds that the caller of an abandoned claim waits between its attempts."""
 MAX_ABANDONED = 1000
 
 
@@ -73,27 +73,23 @@ class MySQLEngine(Administration):
             raise GuaranteeUnavailable(f"{claim.name!r}: GET_LOCK has neither readers nor permits", claim.name)
         self._pool.check_open()
         if claim.id in self._abandoned:
-            return await self._refuse_abandoned(claim)
+            return Waiting(claim, self._runtime.now())
         session = self._sessions.get(claim.id)
         if session is not None:
             outcome = await self._resume(session, enqueue, deadline)
             if outcome is not None:
                 return outcome
-        ttl = int(claim.ttl)
-        connection = await self._pool.get(ttl, deadline)
-        outcome = await self._try_lock(claim, ttl, connection, enqueue, deadline)
-        if outcome is None:  # the pooled connection was broken
-            connection = await self._pool.connect(ttl, deadline)
-            outcome = await self._try_lock(claim, ttl, connection, enqueue, deadline)
-        if outcome is None:
-            raise OutcomeUnknown(f"{self._pool.address}: the connection broke before the reply came")
-        return outcome
+        for connect in (self._pool.get, self._pool.connect):  # a pooled connection may be broken, then a new one helps
+            outcome = await self._try_lock(claim, await connect(int(claim.ttl), deadline), enqueue, deadline)
+            if outcome is not None:
+                return outcome
+        raise OutcomeUnknown(f"{self._pool.address}: the connection broke before the reply came")
 
     async def _try_lock(
-        self, claim: Claim, ttl: int, connection: MySQLConnection, enqueue: bool, deadline: Deadline
+        self, claim: Claim, connection: MySQLConnection, enqueue: bool, deadline: Deadline
     ) -> Grant | Waiting | None:
         """Attempt on this connection; None if it was broken, and the claim has nothing on the server."""
-        names = await self._pool.names()
+        names, ttl = await self._pool.names(), int(claim.ttl)
         statements = sql.LockStatements(claim, ttl, names.key(claim.name), names.space)
         rounded = claim if claim.ttl == ttl else claim._replace(ttl=float(ttl))
         session = MySQLSession(self._runtime, rounded, connection, statements)
@@ -101,7 +97,7 @@ class MySQLEngine(Administration):
         # Checked after the session was added: either abandon() finds the session, or this line finds the claim.
         if claim.id in self._abandoned:
             self._sessions.finish(session)
-            return await self._refuse_abandoned(claim)
+            return Waiting(claim, self._runtime.now())
         try:
             batch = statements.try_lock()
             if connection.ttl != ttl:
@@ -111,11 +107,6 @@ class MySQLEngine(Administration):
             return await self._read_try(session, enqueue, deadline)
         finally:
             session.give()
-
-    async def _refuse_abandoned(self, claim: Claim) -> Waiting:
-        """Let the caller of an abandoned claim wait; it learns from its client that the claim was abandoned."""
-        await self._runtime.sleep(ABANDONED_PAUSE)
-        return Waiting(claim, self._runtime.now())
 
     async def _read_try(self, session: MySQLSession, enqueue: bool, deadline: Deadline) -> Grant | Waiting | None:
         """Read the reply to a try; enqueue the claim if another session holds the lock. None if the connection broke."""
@@ -161,6 +152,9 @@ class MySQLEngine(Administration):
 
     async def wait(self, waiting: Waiting, timeout: float) -> None:
         """Wait for the reply to the GET_LOCK that the attempt has sent; the next attempt reads it."""
+        if waiting.claim.id in self._abandoned:
+            await self._runtime.sleep(min(timeout, ABANDONED_PAUSE))
+            return
         session = self._sessions.get(waiting.claim.id)
         quarter = waiting.claim.ttl / 4
         if timeout > quarter:  # spread the lookups of the next attempts: many waiters may have started together

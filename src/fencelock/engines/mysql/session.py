@@ -50,11 +50,11 @@ class MySQLSession(dedicated.DedicatedSession):
 
     def grant(self, since: float) -> Grant:
         """Return the grant of the lock that this session holds."""
-        return Grant(self.claim, self.token, since, self)
+        return Grant(self.claim, self.token, since)
 
     def waiting(self) -> Waiting:
         """Return that the claim has to wait."""
-        return Waiting(self.claim, self.sent_at, None, self)
+        return Waiting(self.claim, self.sent_at)
 
     def holds_lock(self, value: Any) -> bool:
         """Return whether a reply to `lock_holder` names this session, and not one that a proxy has opened for us."""

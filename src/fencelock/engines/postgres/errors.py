@@ -49,16 +49,11 @@ class ServerError(Exception):
         super().__init__(message)
         self.state = state
 
-    @property
-    def fatal(self) -> bool:
-        """Whether the server ended the session with it: the statement may or may not have been committed."""
-        return self.state.startswith(("08", "57P"))
-
 
 def translate(error: ServerError, address: str) -> FencelockError:
     """Return the error to raise `from` the server's."""
     message = f"{address}: {error}"
-    if error.fatal:
+    if error.state.startswith(("08", "57P")):  # it ended the session, perhaps after it had committed the statement
         return OutcomeUnknown(message)
     if error.state == COLLISION:
         return InvalidName(

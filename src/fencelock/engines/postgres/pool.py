@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 from fencelock.core.adopted_client import AdoptedClient
 from fencelock.core.clock import NO_DEADLINE, Deadline
+from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.core.log import WARNING, log
 from fencelock.core.runtime import Event, Runtime
 from fencelock.engines.postgres.connection import LoginRefused, Param, PostgresConnection, Row, Statement, connect
@@ -81,7 +82,7 @@ class PostgresPool:
         self,
         statement: Statement,
         params: Sequence[Param],
-        timeout: float,
+        timeout: float = MAX_REPLY_TIMEOUT,
         *,
         repeat: bool = True,
         urgent: bool = False,

@@ -8,8 +8,6 @@ from fencelock.core.rates import RateRequest, Reservation
 from fencelock.engines.postgres.connection import Statement
 from fencelock.engines.postgres.pool import PostgresPool
 
-REPLY_TIMEOUT = 5.0
-
 RESERVE = Statement(
     "fl_reserve",
     "SELECT granted, wait, pg_catalog.array_to_string(times, ',') FROM fencelock.reserve($1, $2, $3, $4, $5)",
@@ -34,7 +32,7 @@ class PostgresRates:
         """Charge all limits or none, in one statement that runs once."""
         costs, tolerances = _array(r.cost for r in requests), _array(r.tolerance for r in requests)
         params = (self._namespace, _texts(r.key for r in requests), costs, tolerances, int(max_wait * 1e6))
-        ((granted, wait, times),) = await self._pool.run(RESERVE, params, REPLY_TIMEOUT, repeat=False)
+        ((granted, wait, times),) = await self._pool.run(RESERVE, params, repeat=False)
         stored = tuple(map(int, times.split(b","))) if times else ()
         return Reservation(granted == b"t", int(wait or 0) / 1e6, stored)
 
@@ -42,11 +40,11 @@ class PostgresRates:
         """Give back each charge that is still the last one, in one statement."""
         keys, costs = _texts(r.key for r in requests), _array(r.cost for r in requests)
         params = (self._namespace, keys, _array(reservation.times), costs)
-        await self._pool.run(REFUND, params, REPLY_TIMEOUT, repeat=False)
+        await self._pool.run(REFUND, params, repeat=False)
 
     async def read(self, keys: Sequence[str]) -> tuple[int, list[int]]:
         """Read all limits in one statement."""
-        rows = await self._pool.run(READ, (self._namespace, _texts(keys)), REPLY_TIMEOUT)
+        rows = await self._pool.run(READ, (self._namespace, _texts(keys)))
         return int(rows[0][0] or 0), [int(time or 0) for _, time in rows]
 
 

@@ -7,8 +7,6 @@ from fencelock.core.records import Record, Written
 from fencelock.engines.postgres.connection import Row, Statement
 from fencelock.engines.postgres.pool import PostgresPool
 
-REPLY_TIMEOUT = 5.0
-
 # In hexadecimal: the role's bytea_output must not matter.
 _FOUND = "pg_catalog.encode(content, 'hex'), its_token, its_version, left_over"
 READ = Statement("fl_read", f"SELECT {_FOUND} FROM fencelock.read_record($1, $2)")
@@ -24,7 +22,7 @@ class PostgresRecords:
 
     async def read(self, key: str) -> Record | None:
         """Return the record, or None if there is none."""
-        rows = await self._pool.run(READ, (self._namespace, key), REPLY_TIMEOUT)
+        rows = await self._pool.run(READ, (self._namespace, key))
         return _record(rows[0]) if rows else None
 
     async def write(
@@ -33,7 +31,7 @@ class PostgresRecords:
         """Write the record if the token and the expected version allow it, in one statement that runs once."""
         params = (self._namespace, key, None if value is None else f"\\x{value.hex()}", token, ttl, expect)
         with never_repeated("the write", "Read it", key):
-            ((done, *found),) = await self._pool.run(WRITE, params, REPLY_TIMEOUT, repeat=False)
+            ((done, *found),) = await self._pool.run(WRITE, params, repeat=False)
         return Written(done == b"t", _record(tuple(found)))
 
 

@@ -8,7 +8,7 @@ from itertools import count
 
 from fencelock.core.adopted_client import AdoptedClient
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT, not_held, reply_timeout
+from fencelock.core.engine import MIN_REPLY_TIMEOUT, not_held, reply_timeout
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.connection import Statement
 from fencelock.engines.postgres.listener import Listener
@@ -161,18 +161,16 @@ class RowsEngine:
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters of a name."""
-        return read_snapshot(name, await self._pool.run(INSPECT, (self._namespace, name), MAX_REPLY_TIMEOUT))
+        return read_snapshot(name, await self._pool.run(INSPECT, (self._namespace, name)))
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names that were in use at the time of the call."""
-        rows = await self._pool.run(NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT)
-        for (name,) in rows:
+        for (name,) in await self._pool.run(NAMES, (self._namespace, prefix)):
             yield decode_text(name)
 
     async def force_release(self, name: str) -> int:
         """Drop the holders; return how many. It runs once: a second run would drop the next holder."""
-        params = (self._namespace, name)
-        ((dropped,),) = await self._pool.run(FORCE_RELEASE, params, MAX_REPLY_TIMEOUT, repeat=False)
+        ((dropped,),) = await self._pool.run(FORCE_RELEASE, (self._namespace, name), repeat=False)
         return int(dropped or 0)
 
     async def close(self) -> None:

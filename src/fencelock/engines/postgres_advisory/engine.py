@@ -240,28 +240,24 @@ class AdvisoryEngine:
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Ping all sessions at once: a ping shows that a session lives, and restarts its idle time."""
         until = self._runtime.now() + reply_timeout(min(grant.claim.ttl for grant in grants), SHORTEST_REPLY_TIMEOUT)
-        pinged: list[AdvisorySession | None] = []
-        unknown: list[AdvisorySession] = []
+        pinged: list[tuple[int, AdvisorySession]] = []
         renewals = [Renewal.LOST] * len(grants)
         try:
             for index, grant in enumerate(grants):
                 session = self._sessions.get(grant.claim.id)
-                taken = session is not None and session.token is not None and self._sessions.try_take(session)
-                if taken and session is not None:
+                if session is None:
+                    continue
+                if session.token is not None and self._sessions.try_take(session):
+                    pinged.append((index, session))
                     self._sessions.send_ping(session)
-                if session is not None and not taken:
+                else:
                     renewals[index] = Renewal.UNKNOWN  # another caller releases it, or still takes it
-                pinged.append(session if taken else None)
-            for index, session in enumerate(pinged):
-                if session is not None:
-                    renewals[index] = await self._sessions.read_ping(session, until)
-                    if renewals[index] is Renewal.UNKNOWN:
-                        unknown.append(session)
+            for index, session in pinged:
+                renewals[index] = await self._sessions.read_ping(session, until)
         finally:
-            for session in pinged:
-                if session is not None:
-                    session.give()
-        self._sessions.drop_ended(unknown)
+            for _, session in pinged:
+                session.give()
+        self._sessions.drop_ended([session for index, session in pinged if renewals[index] is Renewal.UNKNOWN])
         return renewals
 
     async def release(self, grant: Grant) -> bool:
@@ -308,12 +304,12 @@ class AdvisoryEngine:
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters of a name, from the server's table of locks."""
-        rows = await self._pool.run(sql.INSPECT, (sql.key(self._namespace, name),), MAX_REPLY_TIMEOUT)
+        rows = await self._pool.run(sql.INSPECT, (sql.key(self._namespace, name),))
         return read_snapshot(name, rows)
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names that were in use at the time of the call."""
-        for (name,) in await self._pool.run(sql.NAMES, (self._namespace, prefix), MAX_REPLY_TIMEOUT):
+        for (name,) in await self._pool.run(sql.NAMES, (self._namespace, prefix)):
             yield decode_text(name)
 
     async def force_release(self, name: str) -> int:

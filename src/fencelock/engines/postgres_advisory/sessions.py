@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fencelock.core import dedicated
 from fencelock.core.clock import Deadline
-from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
+from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.runtime import Runtime
 from fencelock.engines.postgres.connection import PostgresConnection
 from fencelock.engines.postgres.errors import ServerError, translate
@@ -137,7 +137,7 @@ class AdvisorySessions(dedicated.DedicatedSessions[AdvisorySession]):
     async def look_up(self, sessions: Sequence[AdvisorySession], deadline: Deadline) -> list[bool]:
         """Read the server's table of locks."""
         pids = ",".join(str(session.connection.pid) for session in sessions)
-        rows = await self._pool.run(sql.HELD_LOCKS, (f"{{{pids}}}",), MAX_REPLY_TIMEOUT, deadline=deadline)
+        rows = await self._pool.run(sql.HELD_LOCKS, (f"{{{pids}}}",), deadline=deadline)
         held = {(int(pid or 0), int(key or 0)) for pid, key in rows}
         return [(session.connection.pid, session.key) in held for session in sessions]
 
