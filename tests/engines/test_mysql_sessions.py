@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any, cast
 
 import pytest
 
@@ -218,8 +219,9 @@ async def test_lost_renewal_finds_a_session_that_the_server_has_ended(mariadb: M
 
         await eventually(lost, "the lookup finds that the session has ended")
         assert await clients.run(engine.release(held[1])) is False
-        assert holder_of(mariadb, direct, "kept") == str(held[0].engine_state.connection.id)
-        assert held[0].engine_state.connection.open
+        connection = cast(Any, engine)._sessions[claims[0].id].connection
+        assert holder_of(mariadb, direct, "kept") == str(connection.id)
+        assert connection.open
 
 
 async def test_dead_connection_does_not_stop_other_renewals(mariadb: MariaDB, clients: Clients) -> None:
@@ -302,7 +304,7 @@ async def test_renewal_on_another_session_is_lost(mariadb: MariaDB, clients: Cli
     engine = clients.on(url).engine()
     grant = await engine.attempt(Claim("x", 30), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
-    grant.engine_state.connection.id += 1_000_000  # as if a proxy had opened another session
+    cast(Any, engine)._sessions[grant.claim.id].connection.id += 1_000_000  # as if a proxy had opened another session
     assert await engine.renew([grant]) == [Renewal.LOST]
 
 

@@ -90,9 +90,9 @@ class MySQLEngine(Administration):
     ) -> Grant | Waiting | None:
         """Attempt on this connection; None if it was broken, and the claim has nothing on the server."""
         names, ttl = await self._pool.names(), int(claim.ttl)
-        statements = sql.LockStatements(claim, ttl, names.key(claim.name), names.space)
-        rounded = claim if claim.ttl == ttl else claim._replace(ttl=float(ttl))
-        session = MySQLSession(self._runtime, rounded, connection, statements)
+        claim = claim._replace(ttl=float(ttl))
+        statements = sql.LockStatements(claim, names.key(claim.name), names.space)
+        session = MySQLSession(self._runtime, claim, connection, statements)
         self._sessions.add(session)
         # Checked after the session was added: either abandon() finds the session, or this line finds the claim.
         if claim.id in self._abandoned:

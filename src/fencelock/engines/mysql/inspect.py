@@ -68,8 +68,7 @@ class Administration:
             if value.code != sql.NO_SUCH_THREAD:
                 self._pool.check(value)
         for pause in KILL_PAUSES:
-            if pause:
-                await self._runtime.sleep(pause)
+            await self._runtime.sleep(pause)
             (found,) = await self._pool.run(sql.lock_holder(key))
             if rows_of(found) != [(id,)]:
                 return 1

@@ -178,7 +178,9 @@ class MySQLPool:
         variables = dict(cluster.rows)
         self._refuse_clusters(variables)
         if read_only not in (b"0", b"OFF"):
-            raise EngineUnavailable(f"{self.address} is read-only ({decode(read_only)}): {_WRITES}")
+            raise EngineUnavailable(
+                f"{self.address} is read-only ({decode(read_only)}): connect to the server that takes writes"
+            )
         if any(_is_missing(value) for value in (version, first)) or version == Rows([]):
             group = bool(variables.get(b"group_replication_group_name"))
             await self._create_tables(connection, timeout, deadline, group=group)
@@ -357,9 +359,6 @@ class MySQLPool:
 
 def _is_missing(value: Any) -> bool:
     return isinstance(value, ServerError) and value.code == sql.NO_SUCH_TABLE
-
-
-_WRITES = "connect to the server that takes writes"
 
 
 def decode(value: bytes | None) -> str:

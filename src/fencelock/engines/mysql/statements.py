@@ -114,7 +114,7 @@ class LockStatements(NamedTuple):
     """The statements that acquire one lock for one claim. The last reply tells whether it was granted, and the token."""
 
     claim: Claim
-    ttl: int
+    """With its ttl in whole seconds."""
     key: str
     space: str
 
@@ -128,7 +128,7 @@ class LockStatements(NamedTuple):
         A statement that waits must not open a table: it would block a backup, and every writer behind that.
         """
         texts = " ".join(text or "-" for text in self._hex())
-        label = f"/* {LABEL} {self.space} {self.ttl} {texts} */"
+        label = f"/* {LABEL} {self.space} {self.claim.ttl:.0f} {texts} */"
         held = f"IS_USED_LOCK('{self.key}') = CONNECTION_ID()"
         return [f"SELECT GET_LOCK('{self.key}', {seconds}) {label}", self._mint(held)]
 
@@ -137,7 +137,7 @@ class LockStatements(NamedTuple):
         texts = ", ".join(f"X'{text}'" for text in self._hex())
         return (
             f"REPLACE INTO fencelock_holders {COLUMNS} SELECT CONNECTION_ID(), '{self.key}', '{self.space}', {texts}, "
-            f"{self.ttl} FROM DUAL WHERE {condition}"
+            f"{self.claim.ttl:.0f} FROM DUAL WHERE {condition}"
         )
 
     def _hex(self) -> list[str]:
