@@ -216,15 +216,15 @@ class AdvisoryEngine:
         deadline = Deadline(self._runtime.now, MIN_REPLY_TIMEOUT)
         session = self._sessions.get(claim.id)
         if session is not None:
-            if session.try_take():
-                session.give()
-            else:
+            taken = session.try_take()
+            if not taken:
                 # Another caller waits on the session while the client closes: cancel its statement.
                 self._abandoned[claim.id] = None
                 await self._pool.run(
                     sql.CANCEL, (session.connection.pid,), deadline.at_most(session.reply_timeout), deadline=deadline
                 )
-            if await session.take(deadline.at_most(session.reply_timeout)):
+                taken = await session.take(deadline.at_most(session.reply_timeout))
+            if taken:
                 try:
                     if self._sessions.is_current(session):
                         await self._sessions.withdraw(session, deadline)
