@@ -12,11 +12,11 @@ import pytest
 from fencelock import InvalidTTL, LeaseLost
 from fencelock.core.clock import NO_DEADLINE, Deadline, boottime
 from fencelock.core.runtime import Event
-from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
 from fencelock.engines.etcd.engine import EtcdEngine
 from fencelock.engines.etcd.grpc import Call, EtcdConnection
 from fencelock.engines.etcd.messages import KEEP_ALIVE, RANGE, TXN, count_key, read_range
-from fencelock.engines.etcd.removal import Removal
+from fencelock.engines.etcd.own_claims import OwnClaim, OwnClaims
+from fencelock.engines.etcd.release import Releaser
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, LossReason, Renewal
@@ -385,18 +385,18 @@ async def test_claim_that_is_removed_cannot_be_renewed(
     grant = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     session = grant.engine_state.session
-    remove = Removal._remove
+    remove = Releaser._remove
     answers: list[Renewal] = []
 
-    async def renewed_meanwhile(self: Removal, *args: Any) -> None:
+    async def renewed_meanwhile(self: Releaser, *args: Any) -> None:
         await remove(self, *args)
         with monkeypatch.context() as patched:
-            patched.setattr(Removal, "_remove", remove)
+            patched.setattr(Releaser, "_remove", remove)
             answers.extend(await engine.renew([grant]))
 
     session._ends[grant.claim.id] = session._first_end = 0.0  # as if nobody had renewed it for its ttl
-    monkeypatch.setattr(Removal, "_remove", renewed_meanwhile)
-    await engine._removal.remove_expired()
+    monkeypatch.setattr(Releaser, "_remove", renewed_meanwhile)
+    await engine._releaser.remove_expired()
     assert answers == [Renewal.LOST]
     assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == []
 

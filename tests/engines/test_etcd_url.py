@@ -140,7 +140,6 @@ async def test_expired_login_with_several_connections(guarded: Etcd, clients: Cl
     for number in range(3):
         before = client._auth_token
         client._auth_token = f"{before}x"  # the server knows it no more
-        client._headers.clear()
         grant = await engine.attempt(Claim(f"n{number}", 20), enqueue=True, deadline=NO_DEADLINE)
         assert isinstance(grant, Grant)
         assert client._auth_token not in (before, f"{before}x")

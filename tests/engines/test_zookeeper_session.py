@@ -77,7 +77,7 @@ async def test_login_that_is_not_answered(zookeeper1: ZooKeeper, proxy: Between,
     async def renewed() -> bool:
         try:
             await lease.renew()
-        except EngineUnavailable:  # the server got an earlier, held-up handshake of the session too, and ended this connection
+        except EngineUnavailable:  # the server got an earlier handshake as well, and ended this connection
             return False
         return True
 

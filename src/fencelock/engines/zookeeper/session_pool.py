@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from threading import RLock
 
 from kazoo.protocol.serialization import Sync
 
@@ -51,9 +50,8 @@ class SessionPool:
         self._reset()
 
     def _reset(self) -> None:
-        self._mutex = RLock()  # a signal handler may release a lease in the middle of this
         self._open: dict[float, ZooKeeperSession] = {}
-        """The session for each ttl step."""
+        """The last session for each ttl step; it may have ended."""
         self._connecting: dict[float, Event] = {}
         """Set when the session for a ttl step is open, or could not be opened."""
         self._running: set[ZooKeeperSession] = set()
@@ -96,8 +94,7 @@ class SessionPool:
                 return session
             event = self._runtime.event()
             try:  # from here on: after a Ctrl-C in between the others must not wait for us
-                with self._mutex:
-                    connecting = self._connecting.setdefault(step, event)
+                connecting = self._connecting.setdefault(step, event)
                 if connecting is not event:
                     if not await connecting.wait(deadline.at_most(2 * CONNECT_TIMEOUT)):
                         raise EngineUnavailable(f"{self._url.name}: no connection in time")
@@ -166,19 +163,12 @@ class SessionPool:
     # ------------------------------------------------------------------ the end
 
     def _end(self, session: ZooKeeperSession) -> None:
-        self._forget(session)
+        self._running.discard(session)
         session.end()
 
     async def _close(self, session: ZooKeeperSession, timeout: float) -> None:
-        self._forget(session)
+        self._running.discard(session)
         await session.close(timeout)
-
-    def _forget(self, session: ZooKeeperSession) -> None:
-        with self._mutex:
-            self._running.discard(session)
-            for step, other in list(self._open.items()):
-                if other is session:
-                    self._open.pop(step, None)
 
     async def close(self) -> None:
         """End all sessions, and with them their nodes."""
