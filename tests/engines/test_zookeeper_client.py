@@ -129,7 +129,7 @@ async def test_idle_session_is_given_back(
     sessions = engine_of(locks)._sessions
 
     async def ended() -> bool:
-        return not sessions._running
+        return not sessions._open
 
     await eventually(ended, "the session is given back")
     assert await take(locks, "x") > before

@@ -16,7 +16,7 @@ faulthandler.dump_traceback_later(80, exit=True)
 GUARDED = {
     "session_clock.py": ("answered",), "session.py": ("request", "send", "_send_all"),
     "watches.py": ("watch", "_listen", "unwatch"),
-    "session_pool.py": ("_get_or_open",), "connection.py": ("send",),
+    "session_pool.py": ("_get_or_open", "_forget"), "connection.py": ("send",),
 }
 held, seen = None, set()
 

@@ -51,7 +51,7 @@ class SessionPool:
 
     def _reset(self) -> None:
         self._open: dict[float, ZooKeeperSession] = {}
-        """The last session for each ttl step; it may have ended."""
+        """The session for each ttl step."""
         self._connecting: dict[float, Event] = {}
         """Set when the session for a ttl step is open, or could not be opened."""
         self._running: set[ZooKeeperSession] = set()
@@ -163,12 +163,18 @@ class SessionPool:
     # ------------------------------------------------------------------ the end
 
     def _end(self, session: ZooKeeperSession) -> None:
-        self._running.discard(session)
+        self._forget(session)
         session.end()
 
     async def _close(self, session: ZooKeeperSession, timeout: float) -> None:
-        self._running.discard(session)
+        self._forget(session)  # first: no new claim may use a session that is being closed
         await session.close(timeout)
+
+    def _forget(self, session: ZooKeeperSession) -> None:
+        self._running.discard(session)
+        for step, other in list(self._open.items()):
+            if other is session:
+                self._open.pop(step, None)
 
     async def close(self) -> None:
         """End all sessions, and with them their nodes."""
