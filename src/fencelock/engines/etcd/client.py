@@ -114,7 +114,9 @@ class EtcdClient:
                 failure = error.translate(connection.address)
                 failure.__cause__ = error
                 if not error.retryable:
-                    raise _as_unknown(failure) if may_have_run else failure from error
+                    if may_have_run:
+                        raise OutcomeUnknown(str(failure)) from failure
+                    raise failure from error
                 may_have_run = may_have_run or error.may_have_run
                 self.avoid(connection)
             finally:
@@ -122,7 +124,9 @@ class EtcdClient:
             failures += 1
             pause = self._pause_after(failures)
             if now() + pause >= until or self._closed:
-                raise _as_unknown(failure) if may_have_run else failure from failure.__cause__
+                if may_have_run and not isinstance(failure, OutcomeUnknown):
+                    raise OutcomeUnknown(str(failure)) from failure
+                raise failure
             if pause:
                 await self._runtime.sleep(pause)
 
@@ -197,7 +201,7 @@ class EtcdClient:
             return await self._connecting.once(self._get_idle, self._keep, timeout)
         except EngineUnavailable as error:
             if may_have_run:
-                raise _as_unknown(error) from error
+                raise OutcomeUnknown(str(error)) from error
             raise
 
     def _keep(self, connection: EtcdConnection) -> None:
@@ -228,6 +232,8 @@ class EtcdClient:
         try:
             connection.attach(raw)
             self._all.add(connection)
+            if self._closed:  # close() may not have seen this connection
+                raise ClientClosed(CLOSED)
             if self._url.user and not self._auth_token:
                 await self._log_in(connection, min(timeout, CONNECT_TIMEOUT))
         except BaseException:
@@ -311,10 +317,3 @@ class EtcdClient:
             connection.raw.detach_after_fork()
         self._all, self._idle = set(), []
         self._connecting.clear()
-
-
-def _as_unknown(error: FencelockError) -> FencelockError:
-    """Return the error of a repetition as that of the whole request, whose first sending may have run."""
-    if isinstance(error, OutcomeUnknown):
-        return error
-    return OutcomeUnknown(str(error))
