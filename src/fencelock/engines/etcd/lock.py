@@ -70,7 +70,7 @@ class Acquisition:
                 if not own.revision and not own.in_flight:
                     self._claims.remove(own, reuse=True)  # nothing of it was sent, or etcd has refused it
                 if isinstance(error, EngineUnavailable):
-                    self._client.check_open()  # else close() has closed the connection meanwhile
+                    self._client.check_open()  # close() may have closed the connection
                 raise
             if outcome is not None:
                 return outcome
