@@ -9,8 +9,9 @@ import pytest
 
 from fencelock.core.clock import NO_DEADLINE
 from fencelock.engines.etcd.engine import EtcdEngine
-from fencelock.engines.etcd.removal import Removal
-from fencelock.errors import OutcomeUnknown
+from fencelock.engines.etcd.grpc import EtcdConnection
+from fencelock.engines.etcd.release import Releaser
+from fencelock.errors import ClientClosed, OutcomeUnknown
 from fencelock.model import Claim, Grant, Mode, Waiting
 from tests.contract.steps import background, take, waiting
 from tests.engines.conftest import Clients
@@ -160,21 +161,21 @@ async def test_slot_that_is_used_again_at_once(
     """A slot that another thread uses as soon as it is free belongs to that thread's claim, whatever the first does next."""
     engine = clients.on(url).engine()
     assert isinstance(engine, EtcdEngine)
-    abandon = Removal.abandon
+    abandon = Releaser.abandon
     other, third = Claim("x", 30), Claim("x", 30)
     between: list[Grant | Waiting] = []
 
-    async def abandoned(self: Removal, claim: Claim) -> None:
+    async def abandoned(self: Releaser, claim: Claim) -> None:
         await abandon(self, claim)
         with monkeypatch.context() as patched:
-            patched.setattr(Removal, "abandon", abandon)
+            patched.setattr(Releaser, "abandon", abandon)
             between.append(await engine.attempt(other, enqueue=True, deadline=NO_DEADLINE))
 
     permit = Claim("x", 30, mode=Mode.PERMIT, limit=1)
     holder = await engine.attempt(permit, enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(holder, Grant)
     with monkeypatch.context() as patched:
-        patched.setattr(Removal, "abandon", abandoned)
+        patched.setattr(Releaser, "abandon", abandoned)
         refused = await engine.attempt(permit.with_new_id(), enqueue=False, deadline=NO_DEADLINE)
     assert isinstance(refused, Waiting)
     (outcome,) = between
@@ -204,7 +205,7 @@ async def test_abandon_that_is_interrupted(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Removal, "_send", interrupted)
+        patched.setattr(Releaser, "_transact", interrupted)
         try:
             await engine.abandon(claim)
         except KeyboardInterrupt:
@@ -216,3 +217,18 @@ async def test_abandon_that_is_interrupted(
     assert isinstance(other, Grant)
     assert claims(etcd1, url) == []
     assert await engine.release(other) is True
+
+
+async def test_close_before_an_attempt_is_sent(url: str, clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt whose connection close() closes before anything is sent raises ClientClosed, not EngineUnavailable."""
+    engine = clients.on(url).engine()
+    assert isinstance(await engine.attempt(Claim("warm", 30), enqueue=True, deadline=NO_DEADLINE), Grant)
+    call = EtcdConnection.call
+
+    async def closed(self: EtcdConnection, method: str, body: bytes, timeout: float) -> bytes:
+        await engine.close()
+        return await call(self, method, body, timeout)
+
+    monkeypatch.setattr(EtcdConnection, "call", closed)
+    with pytest.raises(ClientClosed):
+        await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)

@@ -12,11 +12,11 @@ import pytest
 from fencelock import InvalidTTL, LeaseLost
 from fencelock.core.clock import NO_DEADLINE, Deadline, boottime
 from fencelock.core.runtime import Event
-from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
 from fencelock.engines.etcd.engine import EtcdEngine
 from fencelock.engines.etcd.grpc import Call, EtcdConnection
 from fencelock.engines.etcd.messages import KEEP_ALIVE, RANGE, TXN, count_key, read_range
-from fencelock.engines.etcd.removal import Removal
+from fencelock.engines.etcd.own_claims import OwnClaim, OwnClaims
+from fencelock.engines.etcd.release import Releaser
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Claim, Grant, LossReason, Renewal
@@ -41,14 +41,15 @@ def prefix_of(url: str) -> str:
     return "/" + url.rpartition("/")[2] + "/"
 
 
+@pytest.mark.timeout(300)
 async def test_ten_thousand_held_locks_need_one_keep_alive(own_etcd: Callable[..., Etcd]) -> None:
     """However many locks are held, all of one ttl are kept by one session and one keep-alive."""
     server = own_etcd()
     factory = MakeClient(server.url, "aio")  # one connection carries them all; ten thousand threads would take long
     locks = factory.connect()
     held = []
-    for start in range(0, 10_000, 500):
-        held += await asyncio.gather(*(locks.lock(f"n{start + i}", ttl=60).acquire() for i in range(500)))
+    for start in range(0, 10_000, 100):
+        held += await asyncio.gather(*(locks.lock(f"n{start + i}", ttl=60).acquire() for i in range(100)))
     assert len(leases(server)) == 1
     assert len(keys(server, "/fencelock/claims/")) == 10_000
     before = messages(server, "LeaseKeepAlive")
@@ -385,18 +386,18 @@ async def test_claim_that_is_removed_cannot_be_renewed(
     grant = await engine.attempt(Claim("x", 30), enqueue=True, deadline=NO_DEADLINE)
     assert isinstance(grant, Grant)
     session = grant.engine_state.session
-    remove = Removal._remove
+    remove = Releaser._remove
     answers: list[Renewal] = []
 
-    async def renewed_meanwhile(self: Removal, *args: Any) -> None:
+    async def renewed_meanwhile(self: Releaser, *args: Any) -> None:
         await remove(self, *args)
         with monkeypatch.context() as patched:
-            patched.setattr(Removal, "_remove", remove)
+            patched.setattr(Releaser, "_remove", remove)
             answers.extend(await engine.renew([grant]))
 
     session._ends[grant.claim.id] = session._first_end = 0.0  # as if nobody had renewed it for its ttl
-    monkeypatch.setattr(Removal, "_remove", renewed_meanwhile)
-    await engine._removal.remove_expired()
+    monkeypatch.setattr(Releaser, "_remove", renewed_meanwhile)
+    await engine._releaser.remove_expired()
     assert answers == [Renewal.LOST]
     assert keys(etcd1, prefix_of(url) + "fencelock/claims/x/") == []
 

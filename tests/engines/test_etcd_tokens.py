@@ -146,7 +146,7 @@ async def test_raise_is_not_a_loss(base: Base, clients: Clients) -> None:
     """A lock that is held while the base is raised stays held, with its token."""
     engine = engine_of(clients, base.url)
     gone: list[str] = []
-    engine.on_gone = gone.append  # type: ignore[assignment]
+    engine.on_gone = gone.append
     grant = await attempt(engine, Claim("x", 30))
     base.raise_by(DAY)
     assert await take(clients.connect(base.url), "y") > grant.token + DAY // 2

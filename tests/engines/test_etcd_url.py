@@ -140,7 +140,6 @@ async def test_expired_login_with_several_connections(guarded: Etcd, clients: Cl
     for number in range(3):
         before = client._auth_token
         client._auth_token = f"{before}x"  # the server knows it no more
-        client._headers.clear()
         grant = await engine.attempt(Claim(f"n{number}", 20), enqueue=True, deadline=NO_DEADLINE)
         assert isinstance(grant, Grant)
         assert client._auth_token not in (before, f"{before}x")
@@ -208,8 +207,8 @@ async def test_tls_and_many_at_once(own_etcd: object) -> None:
     with EtcdTls() as server:
         factory = MakeClient(f"{server.url}?ca={server.certificate}", "aio")
         locks = factory.connect()
-        tokens = await asyncio.gather(*(take(locks, f"n{number}", 60) for number in range(1000)))
-        assert len(set(tokens)) == 1000
+        tokens = await asyncio.gather(*(take(locks, f"n{number}", 60) for number in range(400)))
+        assert len(set(tokens)) == 400
         await factory.finish()
 
 

@@ -48,7 +48,7 @@ with fencelock.connect(sys.argv[1], ttl=10) as locks:
             sys.settrace(trace)
             lease = None
             try:
-                lease = locks.lock(name).acquire(timeout=0.05)
+                lease = locks.lock(name).acquire(timeout=0.5)
             except TimeoutError:
                 pass
             if lease is not None:

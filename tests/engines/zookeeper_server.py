@@ -13,6 +13,7 @@ from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.model import new_id
 from tests.servers.cluster import Cluster
 from tests.servers.zookeeper import ZooKeeper
+from tests.support.waiting import eventually_blocking
 
 
 def chroot(server: Any) -> str:
@@ -48,5 +49,11 @@ def bare(server: ZooKeeper | Cluster[ZooKeeper], **options: Any) -> Iterator[Kaz
 def expire(server: ZooKeeper, locks: Any) -> None:
     """End a client's session on the server, as if it had expired there."""
     session = session_of(locks)
-    with bare(server, client_id=(session.id, session._password)):
-        pass
+
+    def ended() -> bool:
+        # The client reconnects at once, and may take its session over again before this one ends it.
+        with bare(server, client_id=(session.id, session._password)):
+            pass
+        return session.ended
+
+    eventually_blocking(ended, "the session has ended")

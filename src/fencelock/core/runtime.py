@@ -80,6 +80,11 @@ class Endpoint(NamedTuple):
     before_tls: Callable[[bytes], bytes | None] | None = None
     """Called with all bytes of the server before TLS; returns the reply to send, or None until it has enough bytes."""
 
+    @property
+    def address(self) -> str:
+        """Host and port, for messages."""
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
 
 class Connector(Protocol):
     """How to connect to one server, blocking and asyncio: a driver connects and logs in, then the `Connection` takes over.

@@ -10,7 +10,8 @@ from fencelock.core.connect_once import ConnectOnce
 from fencelock.core.engine import MAX_REPLY_TIMEOUT, reply_timeout
 from fencelock.core.log import WARNING, log
 from fencelock.core.runtime import Endpoint, Runtime
-from fencelock.engines.etcd.grpc import EtcdConnection, EtcdConnector, Headers
+from fencelock.core.stream_connector import StreamConnector
+from fencelock.engines.etcd.grpc import EtcdConnection, Headers, RawData
 from fencelock.engines.etcd.messages import AUTHENTICATE, Header, login, read_token
 from fencelock.engines.etcd.rpc_errors import RpcError
 from fencelock.engines.etcd.url import EtcdUrl
@@ -29,6 +30,7 @@ MAX_LOGINS = 3
 """How often one request may log in again: every change of a role makes all auth tokens invalid."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two rounds over all members."""
+CLOSED = "this client is closed; connect again"
 MIN_TIMEOUT = 0.3
 """The shortest time to wait for a reply, in seconds."""
 
@@ -51,13 +53,11 @@ class EtcdClient:
         self._shared = runtime.shares_connections
         self._url = url
         seconds = max(1.0, CONNECT_TIMEOUT / len(url.endpoints))
-        self._connectors = [EtcdConnector(Endpoint(*endpoint, url.tls, seconds)) for endpoint in url.endpoints]
-        self.address = ",".join(connector.address for connector in self._connectors)
-        self._next = int(runtime.random() * len(self._connectors))
+        self._endpoints = [Endpoint(*endpoint, url.tls, seconds) for endpoint in url.endpoints]
+        self.address = ",".join(endpoint.address for endpoint in self._endpoints)
+        self._next = int(runtime.random() * len(self._endpoints))
         """The endpoint to connect to. It starts at random, so that not all clients use the same member."""
         self._auth_token = ""
-        self._headers: dict[tuple[str, str], Headers] = {}
-        """The headers of a call, by auth token and method."""
         self._idle: list[EtcdConnection] = []
         self._all: set[EtcdConnection] = set()
         self._connecting = ConnectOnce(runtime, f"etcd at {self.address}", self._connect)
@@ -70,7 +70,7 @@ class EtcdClient:
     def check_open(self) -> None:
         """Raise ClientClosed if the client is closed, or being closed."""
         if self.closing:
-            raise ClientClosed("this client is closed; connect again")
+            raise ClientClosed(CLOSED)
 
     async def request(self, method: str, message: bytes, timeout: float = MAX_REPLY_TIMEOUT) -> bytes:
         """Send a request that may be repeated, and return the reply. Raises FencelockErrors."""
@@ -83,36 +83,27 @@ class EtcdClient:
 
         If it was sent twice, a transaction may have failed because the first one succeeded.
         """
-        sent = 0
+        return await self.run(lambda connection, left: connection.call(method, message, left), timeout)
 
-        def work(connection: EtcdConnection, left: float) -> Awaitable[bytes]:
-            nonlocal sent
-            sent += 1
-            return connection.call(method, message, left)
+    async def run(self, work: Callable[[EtcdConnection, float], Awaitable[T]], timeout: float) -> tuple[T, int]:
+        """Do something on a connection, and repeat it on the next member if one fails; return its result and the count.
 
-        try:
-            return await self.run(work, timeout), sent
-        except RpcError as error:
-            raise error.translate(self.address) from error
-
-    async def run(self, work: Callable[[EtcdConnection, float], Awaitable[T]], timeout: float) -> T:
-        """Do something on a connection, and repeat it on the next member if one fails.
-
-        Raises RpcError for a refusal that all members share, OutcomeUnknown if it may have run, else EngineUnavailable.
+        Raises OutcomeUnknown if it may have run, LeaseNotFound or another EngineUnavailable if it has not.
         """
         now = self._runtime.now
         until = now() + timeout
-        failures, may_have_run, logins = 0, False, 0
+        count, failures, may_have_run, logins = 0, 0, False, 0
         failure: FencelockError | None = None
         while True:
             connection = self._get_idle() or await self._get_new(may_have_run, until - now())
-            sent, auth_token = now(), self._auth_token
+            began, auth_token = now(), self._auth_token
+            count += 1
             try:
-                return await work(connection, max(0.001, until - sent))
+                return await work(connection, max(0.001, until - began)), count
             except OutcomeUnknown as error:
                 failure = failure or error  # what a member has said explains more than the silence after it
                 may_have_run = True
-                self.report_silence(connection, sent)
+                self.report_silence(connection, began)
             except RpcError as error:
                 if error.needs_login and self._url.user and logins < MAX_LOGINS:
                     logins += 1
@@ -120,12 +111,12 @@ class EtcdClient:
                         self._auth_token = ""  # `_get_idle` returns None now, and the next connect logs in
                         self._retire(connection)
                     continue
-                if not error.retryable:
-                    if may_have_run:
-                        raise OutcomeUnknown(str(error.translate(connection.address))) from error
-                    raise
                 failure = error.translate(connection.address)
                 failure.__cause__ = error
+                if not error.retryable:
+                    if may_have_run:
+                        raise OutcomeUnknown(str(failure)) from failure
+                    raise failure from error
                 may_have_run = may_have_run or error.may_have_run
                 self.avoid(connection)
             finally:
@@ -141,7 +132,7 @@ class EtcdClient:
 
     def _pause_after(self, failures: int) -> float:
         """Return how long to wait before the next request: nothing, until all members have failed."""
-        rounds, rest = divmod(failures, len(self._connectors))
+        rounds, rest = divmod(failures, len(self._endpoints))
         if rest:
             return 0.0
         return min(FIRST_PAUSE * 2.0 ** (rounds - 1), LONGEST_PAUSE) * (0.5 + self._runtime.random() / 2)
@@ -208,8 +199,6 @@ class EtcdClient:
             if not self._shared:
                 return await self._connect(timeout)
             return await self._connecting.once(self._get_idle, self._keep, timeout)
-        except OutcomeUnknown:
-            raise
         except EngineUnavailable as error:
             if may_have_run:
                 raise OutcomeUnknown(str(error)) from error
@@ -222,8 +211,8 @@ class EtcdClient:
         """Connect to the first member that can be reached."""
         until = self._runtime.now() + timeout
         errors: list[EngineUnavailable] = []
-        for _ in self._connectors:
-            endpoint = self._next % len(self._connectors)
+        for _ in self._endpoints:
+            endpoint = self._next % len(self._endpoints)
             try:
                 return await self._connect_to(endpoint, max(MIN_CONNECT_TIMEOUT, until - self._runtime.now()))
             except EngineUnavailable as error:
@@ -235,13 +224,16 @@ class EtcdClient:
 
     async def _connect_to(self, endpoint: int, timeout: float) -> EtcdConnection:
         if self._closed:
-            raise ClientClosed("this client is closed; connect again")
-        connector = self._connectors[endpoint].within(timeout)
-        connection = EtcdConnection(self._runtime, connector.address, endpoint, self._headers_of)
+            raise ClientClosed(CLOSED)
+        where = self._endpoints[endpoint]
+        connector = StreamConnector("etcd", where._replace(seconds=min(where.seconds, timeout)), RawData)
+        connection = EtcdConnection(self._runtime, where.address, endpoint, self._headers)
         raw = await self._runtime.connect(connector, connection.receive, connection.ended)
         try:
             connection.attach(raw)
             self._all.add(connection)
+            if self._closed:  # close() may not have seen this connection
+                raise ClientClosed(CLOSED)
             if self._url.user and not self._auth_token:
                 await self._log_in(connection, min(timeout, CONNECT_TIMEOUT))
         except BaseException:
@@ -256,36 +248,28 @@ class EtcdClient:
         except OutcomeUnknown as error:
             raise EngineUnavailable(f"etcd at {connection.address}: no reply to the login") from error
         except RpcError as error:
-            if error.retryable:
-                raise EngineUnavailable(str(error.translate(connection.address))) from error
-            raise error.translate(connection.address) from error
-        self._headers.clear()
+            raise EngineUnavailable(str(error.translate(connection.address))) from error
         self._auth_token = read_token(reply)
 
-    def _headers_of(self, method: str) -> Headers:
+    def _headers(self, method: str) -> Headers:
         """Return the headers of a call. `hasleader`: a member without a leader refuses, instead of waiting for one."""
-        auth_token = self._auth_token
-        headers = self._headers.get((auth_token, method))
-        if headers is None:
-            fields = {
-                ":method": "POST",
-                ":scheme": "http" if self._url.tls is None else "https",
-                ":path": method,
-                ":authority": self._connectors[0].address,
-                "te": "trailers",
-                "content-type": "application/grpc",
-                "hasleader": "true",
-            }
-            if auth_token and method != AUTHENTICATE:
-                fields["token"] = auth_token
-            headers = [(name.encode(), value.encode()) for name, value in fields.items()]
-            self._headers[auth_token, method] = headers
+        headers = [
+            (b":method", b"POST"),
+            (b":scheme", b"http" if self._url.tls is None else b"https"),
+            (b":path", method.encode()),
+            (b":authority", self._endpoints[0].address.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"hasleader", b"true"),
+        ]
+        if self._auth_token and method != AUTHENTICATE:
+            headers.append((b"token", self._auth_token.encode()))
         return headers
 
     def report_silence(self, connection: EtcdConnection, since: float) -> None:
         """Handle a request without a reply: a member that has sent nothing since then is avoided."""
         silent = connection.last_received <= since or not connection.raw.open
-        if not silent and len(self._connectors) == 1:
+        if not silent and len(self._endpoints) == 1:
             return  # it is only slow, and there is no other member
         for other in list(self._idle):
             if other.endpoint == connection.endpoint and not self._shared:
@@ -296,8 +280,8 @@ class EtcdClient:
 
     def avoid(self, connection: EtcdConnection) -> None:
         """Use another member, if there is one: this one has lost the others, refuses, or does not reply."""
-        if len(self._connectors) > 1:
-            if self._next % len(self._connectors) == connection.endpoint:
+        if len(self._endpoints) > 1:
+            if self._next % len(self._endpoints) == connection.endpoint:
                 self._next = connection.endpoint + 1
             self._retire(connection)
             for other in list(self._idle):

@@ -4,9 +4,9 @@ The words of this package, and where each thing is:
 
     session      an etcd lease that all claims of about the same ttl share; one keep-alive extends it (session.py)
     claim        a key below its name's prefix, attached to the session; the oldest key holds the name (keyspace.py)
-    own claim    a claim of this client and what the client knows of it; its key ends with a slot number (claims.py)
+    own claim    a claim of this client and what the client knows of it; its key ends with a slot number (own_claims.py)
     in flight    an attempt has no reply: it may have created the claim's key, or may still do so
-    abandoned    a key that marks a claim whose attempt is in flight, so that the attempt creates nothing later (removal.py)
+    abandoned    a key that marks a claim whose attempt is in flight, so that the attempt creates nothing later (release.py)
     token base   what is added to a key's create revision to make a token that follows the clock (token_base.py)
     watch        etcd reports the deletion of a key: a waiter watches the claims ahead of it (lock.py), and the client
                  watches the claims that it holds (loss_watch.py)
@@ -14,27 +14,26 @@ The words of this package, and where each thing is:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fencelock.core.engine import MIN_REPLY_TIMEOUT
 from fencelock.core.rates import RecordRates
-from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
 from fencelock.engines.etcd.client import EtcdClient
 from fencelock.engines.etcd.inspect import Inspection
 from fencelock.engines.etcd.keyspace import ClaimData, Keyspace
 from fencelock.engines.etcd.lock import Acquisition
 from fencelock.engines.etcd.loss_watch import LossWatcher
-from fencelock.engines.etcd.messages import TXN, do_put, do_txn, is_modified_at, read_txn, txn
+from fencelock.engines.etcd.messages import TXN, TxnReply, do_put, do_txn, is_modified_at, read_txn, txn
+from fencelock.engines.etcd.own_claims import OwnClaim, OwnClaims
 from fencelock.engines.etcd.records import EtcdRecords
-from fencelock.engines.etcd.removal import BATCH, Removal
+from fencelock.engines.etcd.release import BATCH, Releaser
 from fencelock.engines.etcd.session import EtcdSession, Sessions
 from fencelock.engines.etcd.token_base import TokenBase
 from fencelock.errors import EngineUnavailable
-from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
+from fencelock.model import Grant, Renewal, TokenGuarantee, Traits
 
 if TYPE_CHECKING:
-    from fencelock.core.clock import Deadline
     from fencelock.core.runtime import Runtime
     from fencelock.engines.etcd.url import EtcdUrl
 
@@ -54,6 +53,7 @@ class EtcdEngine:
     traits = TRAITS
 
     def __init__(self, runtime: Runtime, url: EtcdUrl, namespace: str) -> None:
+        self.on_gone: Callable[[str], None] = lambda _: None
         self._runtime = runtime
         self._client = client = EtcdClient(runtime, url, self._history_changed)
         keyspace = Keyspace(url.prefix, namespace)
@@ -61,31 +61,14 @@ class EtcdEngine:
         self._loss_watcher = LossWatcher(runtime, client, keyspace.about, lambda id: self._claims.deleted(id))
         self._claims = claims = OwnClaims(keyspace, self._loss_watcher, lambda id: self.on_gone(id))
         self._sessions = sessions = Sessions(runtime, client, keyspace.about, claims.session_ended)
-        self._removal = removal = Removal(runtime, client, keyspace, claims, sessions)
-        self._acquisition = Acquisition(runtime, client, keyspace, claims, sessions, self._token_base, removal)
-        self._inspection = Inspection(client, keyspace)
+        self._releaser = releaser = Releaser(runtime, client, keyspace, claims, sessions)
+        acquisition = Acquisition(runtime, client, keyspace, claims, sessions, self._token_base, releaser)
+        self.attempt, self.wait, self.downgrade = acquisition.attempt, acquisition.wait, acquisition.downgrade
+        self.abandon = releaser.abandon
+        inspection = Inspection(client, keyspace)
+        self.inspect, self.names, self.force_release = inspection.inspect, inspection.names, inspection.force_release
         self.records = EtcdRecords(client, keyspace, self._token_base)
         self.rates = RecordRates(self.records, self.records.clock)
-
-    @staticmethod
-    def on_gone(id: str) -> None:
-        """Replaced by the client: called with the id of a held claim that is gone."""
-
-    # ------------------------------------------------------------------ acquire
-
-    async def attempt(self, claim: Claim, *, enqueue: bool, deadline: Deadline) -> Grant | Waiting:
-        """Acquire the lock or enqueue the claim, in one transaction."""
-        return await self._acquisition.attempt(claim, enqueue=enqueue, deadline=deadline)
-
-    async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
-        """Watch the claims ahead until this one is admitted."""
-        return await self._acquisition.wait(waiting, timeout)
-
-    async def abandon(self, claim: Claim) -> None:
-        """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
-        await self._removal.abandon(claim)
-
-    # ------------------------------------------------------------------ hold and release
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Keep the sessions of the grants alive: one keep-alive per session, however many claims it has."""
@@ -96,7 +79,7 @@ class EtcdEngine:
             if session not in results:
                 results[session] = Renewal.LOST if session.ended else Renewal.UNKNOWN
         alive = [
-            session for session in results if session.alive(sent) and await self._removal.remove_expired_of(session)
+            session for session in results if session.alive(sent) and await self._releaser.remove_expired_of(session)
         ]
         results.update(await self._sessions.keep_alive(alive))
         renewals = [self._result(grant, results, sent) for grant in grants]
@@ -136,39 +119,19 @@ class EtcdEngine:
         except EngineUnavailable:
             return
         for (own, data), step in zip(written, reply.steps, strict=True):
-            if own.grant_time and _succeeded(step):
+            if own.grant_time and isinstance(step, TxnReply) and step.succeeded:
                 own.data = data
             own.grant_time = 0
 
     async def release(self, grant: Grant) -> bool:
         """Delete the claim's key, which wakes the next waiter. Return False if this grant no longer held the lock."""
         own: OwnClaim = grant.engine_state
-        return own.id == grant.claim.id and await self._removal.release(own, grant.claim.name)
-
-    async def downgrade(self, grant: Grant) -> Grant:
-        """Turn an exclusive grant into a shared one, in place."""
-        return await self._acquisition.downgrade(grant)
+        return own.id == grant.claim.id and await self._releaser.release(own, grant.claim.name)
 
     def _history_changed(self, revision: int) -> None:
         """Report all claims as gone: etcd has gone back in time, or is another cluster."""
         self._token_base.history_changed(revision)
         self._sessions.end_all()
-
-    # ------------------------------------------------------------------ inspect
-
-    async def inspect(self, name: str) -> Snapshot:
-        """Return the holders and waiters of a name."""
-        return await self._inspection.inspect(name)
-
-    def names(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the names that have a holder or a waiter, in order."""
-        return self._inspection.names(prefix)
-
-    async def force_release(self, name: str) -> int:
-        """Remove the holders and wake the next waiter."""
-        return await self._inspection.force_release(name)
-
-    # ------------------------------------------------------------------ close and fork
 
     async def close(self) -> None:
         """Revoke the sessions and close all connections; waiters end without a reply."""
@@ -183,7 +146,3 @@ class EtcdEngine:
         self._claims.detach_after_fork()
         self._sessions.detach_after_fork()
         self._client.detach_after_fork()
-
-
-def _succeeded(step: object) -> bool:
-    return bool(getattr(step, "succeeded", False))

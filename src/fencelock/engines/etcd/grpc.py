@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -14,12 +15,10 @@ from h2.errors import ErrorCodes
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
-from fencelock.core.connect_once import unreachable_hint
-from fencelock.core.runtime import NO_REPLY, Command, Connection, Endpoint, Event, NoReply, Runtime
+from fencelock.core.runtime import NO_REPLY, Connection, Event, NoReply, Runtime
 from fencelock.engines.etcd.rpc_errors import PRECONDITION, UNAVAILABLE, RpcError
-from fencelock.engines.etcd.url import address
 from fencelock.engines.etcd.watch import WatchStream
-from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.errors import OutcomeUnknown
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -32,48 +31,8 @@ MEASURING_PING = bytes((2, 4, 16, 16, 9, 14, 7, 7))
 """The ping with which grpc-go measures the network after each message."""
 
 
-class EtcdConnector:
-    """`fencelock.core.runtime.Connector` for one member. Replies come in any order, so all data counts as pushes."""
-
-    pushes = object
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.address = address(endpoint.name, endpoint.port)
-        self._endpoint = endpoint
-
-    def within(self, seconds: float) -> EtcdConnector:
-        """Return a connector that takes at most this long."""
-        return self if seconds >= self._endpoint.seconds else EtcdConnector(self._endpoint._replace(seconds=seconds))
-
-    def connect(self, open_stream: Callable[[Endpoint], Any]) -> Any:
-        """Connect; raises EngineUnavailable."""
-        try:
-            return open_stream(self._endpoint)
-        except (OSError, ValueError) as error:  # ValueError: a host name that is not valid
-            raise self._unreachable(error) from error
-
-    async def aconnect(self, open_stream: Callable[[Endpoint], Awaitable[Any]]) -> tuple[Any, object]:
-        """Connect; raises EngineUnavailable."""
-        try:
-            return await open_stream(self._endpoint), None
-        except (OSError, ValueError) as error:
-            raise self._unreachable(error) from error
-
-    def pack(self, command: Command) -> bytes:
-        """Not used: h2 encodes all requests."""
-        raise NotImplementedError(f"etcd has no command {command[0]}")
-
-    def parser(self) -> RawData:
-        """Return the parser for the runtime: h2 does the parsing."""
-        return RawData()
-
-    def _unreachable(self, error: Exception) -> EngineUnavailable:
-        words = str(error) or type(error).__name__
-        return EngineUnavailable(f"cannot reach etcd at {self.address}: {words}{unreachable_hint(words)}")
-
-
 class RawData:
-    """`fencelock.core.runtime.Parser` that returns the bytes as they were read."""
+    """`fencelock.core.runtime.Parser` that returns the bytes as they were read: h2 parses them."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -229,7 +188,7 @@ class EtcdConnection:
         if not self.usable:
             call.close(ErrorCodes.REFUSED_STREAM)
             return call
-        with _CloseOnError(self.raw):
+        with _close_on_error(self.raw):
             self._queued.append(call)
             self._start_queued()
             self._flush()
@@ -238,7 +197,7 @@ class EtcdConnection:
     def send(self, call: Call, message: bytes) -> None:
         """Send another message of a call."""
         if not call.closed:
-            with _CloseOnError(self.raw):
+            with _close_on_error(self.raw):
                 call.unsent += frame(message)
                 self._send_unsent(call)
                 self._flush()
@@ -251,7 +210,7 @@ class EtcdConnection:
         if not call.stream:
             self._queued.remove(call)
         elif self._calls.pop(call.stream, None) is not None and self.raw.open:
-            with _CloseOnError(self.raw):
+            with _close_on_error(self.raw):
                 self._h2.reset_stream(call.stream, ErrorCodes.CANCEL)
                 self._start_queued()
                 self._flush()
@@ -344,17 +303,11 @@ class EtcdConnection:
         self.watches.close()
 
 
-class _CloseOnError:
-    """Closes a connection if an error or Ctrl-C comes while h2 changes its state: the two would no longer agree."""
-
-    __slots__ = ("_raw",)
-
-    def __init__(self, raw: Connection) -> None:
-        self._raw = raw
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._raw.close()
+@contextmanager
+def _close_on_error(raw: Connection) -> Iterator[None]:
+    """Close a connection if an error or Ctrl-C comes while h2 changes its state: the two would no longer agree."""
+    try:
+        yield
+    except BaseException:
+        raw.close()
+        raise

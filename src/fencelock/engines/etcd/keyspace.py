@@ -6,7 +6,7 @@
     <prefix>/<namespace>/records/<key>          a record, attached to a lease of its own: its token and value
 
 Names are percent-encoded, so a slash ends them. The last part of a claim's key is the client's number and a slot number: see
-`claims.py`.
+`own_claims.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Keyspace:
         return self._records + quote(key, safe="").encode()
 
 
-class Namespace(NamedTuple):
+class About(NamedTuple):
     """The value of the key `about`, and the revision at which it was last written (0: it does not exist)."""
 
     base: int
@@ -68,7 +68,7 @@ class Namespace(NamedTuple):
         return f"{LAYOUT} {self.base} {self.origin}".encode()
 
 
-def read_namespace(pairs: list[KeyValue], address: str) -> Namespace | None:
+def read_about(pairs: list[KeyValue], address: str) -> About | None:
     """Read the key `about`; None if it does not exist. Raises EngineUnavailable if another release wrote it."""
     if not pairs:
         return None
@@ -80,7 +80,7 @@ def read_namespace(pairs: list[KeyValue], address: str) -> Namespace | None:
             f"etcd at {address}: {pair.key.decode(errors='replace')!r} was written by another release of fencelock (layout "
             f"{layout[:20]!r}, this one has {LAYOUT}); use another namespace, or upgrade"
         )
-    return Namespace(int(numbers[0]), int(numbers[1]), pair.modified)
+    return About(int(numbers[0]), int(numbers[1]), pair.modified)
 
 
 class ClaimData(NamedTuple):

@@ -10,18 +10,18 @@ from fencelock.core.engine import MIN_REPLY_TIMEOUT, not_held
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.client import timeout_for
 from fencelock.engines.etcd.keyspace import ClaimData, QueuedKey, id_of, key_of, queue_of, read_claim
-from fencelock.engines.etcd.removal import delete_if_created_at
-from fencelock.engines.etcd.rpc_errors import RpcError
-from fencelock.errors import EngineUnavailable, OutcomeUnknown
+from fencelock.engines.etcd.release import delete_if_created_at
+from fencelock.engines.etcd.rpc_errors import LeaseNotFound, RpcError
+from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown
 from fencelock.model import Claim, Grant, Mode, Waiting, blockers
 
 if TYPE_CHECKING:
     from fencelock.core.runtime import Event, Runtime
-    from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
     from fencelock.engines.etcd.client import EtcdClient
     from fencelock.engines.etcd.grpc import EtcdConnection
-    from fencelock.engines.etcd.keyspace import Keyspace, Namespace
-    from fencelock.engines.etcd.removal import Removal
+    from fencelock.engines.etcd.keyspace import About, Keyspace
+    from fencelock.engines.etcd.own_claims import OwnClaim, OwnClaims
+    from fencelock.engines.etcd.release import Releaser
     from fencelock.engines.etcd.session import EtcdSession, Sessions
     from fencelock.engines.etcd.token_base import TokenBase
     from fencelock.engines.etcd.watch import Watch
@@ -43,7 +43,7 @@ class Acquisition:
         claims: OwnClaims,
         sessions: Sessions,
         token_base: TokenBase,
-        removal: Removal,
+        releaser: Releaser,
     ) -> None:
         self._runtime = runtime
         self._client = client
@@ -51,7 +51,7 @@ class Acquisition:
         self._claims = claims
         self._sessions = sessions
         self._token_base = token_base
-        self._removal = removal
+        self._releaser = releaser
 
     # ------------------------------------------------------------------ attempt
 
@@ -66,9 +66,11 @@ class Acquisition:
             own = self._claims.get_or_add(claim)
             try:
                 outcome = await self._attempt_once(claim, own, enqueue, left)
-            except BaseException:
+            except BaseException as error:
                 if not own.revision and not own.in_flight:
                     self._claims.remove(own, reuse=True)  # nothing of it was sent, or etcd has refused it
+                if isinstance(error, EngineUnavailable):
+                    self._client.check_open()  # close() may have closed the connection
                 raise
             if outcome is not None:
                 return outcome
@@ -77,7 +79,7 @@ class Acquisition:
         self, claim: Claim, own: OwnClaim, enqueue: bool, left: Callable[[], float]
     ) -> Grant | Waiting | None:
         """Attempt once; None if something has changed meanwhile, and the attempt has to be repeated."""
-        await self._removal.remove_expired(left())
+        await self._releaser.remove_expired(left())
         session, now = own.session, self._runtime.now()
         if session is not None and not session.alive(now):
             session = None
@@ -90,9 +92,9 @@ class Acquisition:
         # What an attempt without a reply may still create belongs to its session: use the same one again.
         if session is None or not own.in_flight:
             session = await self._sessions.get(claim.ttl, left())
-        namespace = await self._token_base.get(left())
+        about = await self._token_base.get(left())
         self._client.check_open()  # a session that was created while close() ends the others would stay
-        return await self._create(claim, own, enqueue, session, namespace, left)
+        return await self._create(claim, own, enqueue, session, about, left)
 
     async def _create(
         self,
@@ -100,23 +102,23 @@ class Acquisition:
         own: OwnClaim,
         enqueue: bool,
         session: EtcdSession,
-        namespace: Namespace,
+        about: About,
         left: Callable[[], float],
     ) -> Grant | Waiting | None:
         """Create the claim's key, unless it exists, and read the queue."""
-        data = ClaimData.of(claim, namespace.base, wall_us())
-        about = self._keyspace.about
+        data = ClaimData.of(claim, about.base, wall_us())
+        about_key = self._keyspace.about
         compares = [
             m.is_absent(own.key),
             m.is_absent(self._keyspace.abandoned(own.id)),
-            m.is_modified_at(about, namespace.revision),
+            m.is_modified_at(about_key, about.revision),
         ]
         if not enqueue and not claim.shared:
             compares.append(m.is_prefix_unused(own.queue))
         body = m.txn(
             compares,
             [m.do_put(own.key, data.encode(), session.handle), m.do_range(_queue_request(claim, own, 0))],
-            [m.do_range(m.get_key(own.key)), m.do_range(m.get_key(about))],
+            [m.do_range(m.get_key(own.key)), m.do_range(m.get_key(about_key))],
         )
         was_in_flight, own.in_flight = own.in_flight, True
         before, own.session = own.session, session
@@ -125,17 +127,15 @@ class Acquisition:
             reply, sent = await self._sessions.request(session, m.TXN, body, m.read_txn, left())
         except OutcomeUnknown:
             raise
-        except (RpcError, EngineUnavailable) as error:
+        except FencelockError as error:
             own.in_flight = was_in_flight
             if not was_in_flight and not own.revision:
                 session.remove(own.id)
                 own.session = before
-            if isinstance(error, EngineUnavailable):
+            if not isinstance(error, LeaseNotFound):
                 raise
-            if error.lease_not_found:
-                self._sessions.report_gone(session)
-                return None
-            raise error.translate(self._client.address) from error
+            self._sessions.report_gone(session)
+            return None
         own.in_flight = was_in_flight or sent > 1
         if reply.succeeded:
             own.data, own.revision = data, reply.header.revision
@@ -144,13 +144,13 @@ class Acquisition:
         found = [pair for pair in existing if read_claim(pair.value).id == own.id]
         if found:
             return await self._continue(claim, own, found[0], enqueue, left)
-        if not about_pairs or about_pairs[0].modified != namespace.revision:
-            self._token_base.forget(namespace)
+        if not about_pairs or about_pairs[0].modified != about.revision:
+            self._token_base.forget(about)
             return None
         # Another claim holds the lock and this one must not wait; or it was abandoned; or its key is another claim's, as
         # after a restored backup.
         if own.in_flight:
-            await self._removal.abandon(claim)
+            await self._releaser.abandon(claim)
         else:
             self._claims.remove(own, reuse=not existing)
         return None if existing else Waiting(claim, session.since)
@@ -176,12 +176,9 @@ class Acquisition:
         """Keep the session alive and read the claim's place in the queue; None if it is not in the queue any more."""
         assert own.session is not None
         body = _queue_request(claim, own, own.revision)
-        try:
-            (header, found), _ = await self._sessions.request(
-                own.session, m.RANGE, body, m.read_range, timeout, keep_alive=True
-            )
-        except RpcError as error:
-            raise error.translate(self._client.address) from error
+        (header, found), _ = await self._sessions.request(
+            own.session, m.RANGE, body, m.read_range, timeout, keep_alive=True
+        )
         return await self._decide(claim, own, found.pairs, header, enqueue)
 
     async def _decide(
@@ -206,7 +203,7 @@ class Acquisition:
                 own.grant_time = own.grant_time or wall_us()
             return Grant(claim, me.token, session.since, own, attempt_in_flight=own.in_flight)
         if not enqueue:
-            await self._removal.abandon(claim)
+            await self._releaser.abandon(claim)
             return Waiting(claim, session.since)
         own.waited = True
         own.blocked_by, own.read_at = tuple(map(key_of, blocked_by)), header.revision
@@ -310,18 +307,16 @@ class Acquisition:
             raise not_held(grant)
         shared = data._replace(mode=Mode.SHARED, granted=data.granted or own.grant_time)
         own.data = shared  # before the request, which may run even if its reply is lost
-        await self._removal.remove_expired_of(session)
+        await self._releaser.remove_expired_of(session)
         put = m.do_put(own.key, shared.encode(), session.handle)
         body = m.txn([m.is_created_at(own.key, own.revision)], [put])
         try:
             reply, _ = await self._sessions.request(
                 session, m.TXN, body, m.read_txn, timeout_for(session.ttl), keep_alive=True
             )
-        except RpcError as error:
-            if error.lease_not_found:
-                self._sessions.report_gone(session)
-                raise not_held(grant) from error
-            raise error.translate(self._client.address) from error
+        except LeaseNotFound as error:
+            self._sessions.report_gone(session)
+            raise not_held(grant) from error
         if not reply.succeeded:
             self._claims.deleted(own.id)
             raise not_held(grant)

@@ -17,6 +17,8 @@ GRANT, REVOKE = "/etcdserverpb.Lease/LeaseGrant", "/etcdserverpb.Lease/LeaseRevo
 KEEP_ALIVE, TIME_TO_LIVE = "/etcdserverpb.Lease/LeaseKeepAlive", "/etcdserverpb.Lease/LeaseTimeToLive"
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 
+NUMBER, BYTES = 0, 2
+"""Protobuf's kinds of fields."""
 ASCENDING, DESCENDING = 1, 2
 BY_CREATION = 2
 CREATE_REVISION, MOD_REVISION = 1, 2
@@ -177,28 +179,14 @@ def _read(data: bytes, lists: Sequence[int] = ()) -> Fields:
     at, end = 0, len(data)
     try:
         while at < end:
-            tag = data[at]
-            at += 1
-            if tag > 127:
-                tag, at = _read_varint(data, at - 1)
-            kind = tag & 7
-            value: int | bytes
-            if kind == 0 or kind == 2:
-                number = data[at]
-                at += 1
-                if number > 127:
-                    number, at = _read_varint(data, at - 1)
-                value = number
-                if kind == 2:
-                    value = data[at : at + number]
-                    at += number
-            elif kind == 1 or kind == 5:
-                size = 8 if kind == 1 else 4
-                value = data[at : at + size]
-                at += size
-            else:
-                raise OutcomeUnknown("etcd: a reply that is not protobuf")
-            field = tag >> 3
+            tag, at = _read_varint(data, at)
+            field, kind = tag >> 3, tag & 7
+            if kind not in (NUMBER, BYTES):
+                raise OutcomeUnknown("etcd: a reply with a field that is neither a number nor bytes")
+            number, at = _read_varint(data, at)
+            value: int | bytes = number
+            if kind == BYTES:
+                value, at = data[at : at + number], at + number
             if field in lists:
                 fields[field].append(value)
             else:
@@ -222,10 +210,9 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Header(NamedTuple):
-    """The header of every reply: the cluster and the member that sent it, their revision and raft term."""
+    """The header of every reply: the cluster that sent it, its revision and raft term."""
 
     cluster: int
-    member: int
     revision: int
     term: int
 
@@ -275,7 +262,7 @@ class WatchReport(NamedTuple):
 
 def _header(fields: Fields) -> Header:
     inner = _read(fields.get(1, b""))
-    return Header(inner.get(1, 0), inner.get(2, 0), inner.get(3, 0), inner.get(4, 0))
+    return Header(inner.get(1, 0), inner.get(3, 0), inner.get(4, 0))
 
 
 def _key_value(data: bytes) -> KeyValue:

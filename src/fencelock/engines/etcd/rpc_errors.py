@@ -24,8 +24,12 @@ HINTS = {
 }
 
 
+class LeaseNotFound(EngineUnavailable):
+    """The session is gone, so etcd has refused the request."""
+
+
 class RpcError(Exception):
-    """A gRPC status other than OK. It never leaves this engine: `translate` makes the error that users see."""
+    """A gRPC status other than OK, of one call. `EtcdClient.run` repeats the call, or raises what `translate` returns."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -55,8 +59,10 @@ class RpcError(Exception):
         return self.code == NOT_FOUND and "lease" in str(self)
 
     def translate(self, address: str) -> FencelockError:
-        """Return the error that users see."""
+        """Return the error that the callers of `EtcdClient` see."""
         message = str(self)
         hint = next((hint for text, hint in HINTS.items() if text in message), None)
         text = f"etcd at {address} refused: {message or f'code {self.code}'}" + (f" ({hint})" if hint else "")
+        if self.lease_not_found:
+            return LeaseNotFound(text)
         return (OutcomeUnknown if self.may_have_run else EngineUnavailable)(text)

@@ -187,7 +187,7 @@ class Sessions:
         if sessions:
             try:
                 await self._client.run(work, REVOKE_TIMEOUT)
-            except (FencelockError, RpcError):
+            except FencelockError:
                 pass  # they expire by themselves
 
     # ------------------------------------------------------------------ keep-alives
@@ -204,14 +204,11 @@ class Sessions:
     ) -> tuple[R, int]:
         """Send a request that needs a majority, with a keep-alive if it is due; return the reply, and how often it was sent.
 
-        If it was sent twice, the first one may still arrive. Raises RpcError or FencelockErrors.
+        If it was sent twice, the first one may still arrive. Raises LeaseNotFound and other FencelockErrors.
         """
         seen = self._client.revision
-        sent = 0
 
         async def work(connection: EtcdConnection, left: float) -> R:
-            nonlocal sent
-            sent += 1
             if not self._keep_alive_due(session, 0.0 if keep_alive else FRESH_SHARE):
                 return read(await connection.call(method, message, left))
             until = self._runtime.now() + left
@@ -228,7 +225,7 @@ class Sessions:
                 pass  # the session is as old as before
             return reply
 
-        reply = await self._client.run(work, timeout)
+        reply, sent = await self._client.run(work, timeout)
         self._client.check_header(reply[0], seen)
         return reply, sent
 
@@ -292,8 +289,5 @@ class Sessions:
                 results[session] = await self.finish_keep_alive(session, connection, call, header.term, rest)
 
         if sessions:
-            try:
-                await self._client.run(work, timeout_for(min(session.ttl for session in sessions)))
-            except RpcError as error:
-                raise error.translate(self._client.address) from error
+            await self._client.run(work, timeout_for(min(session.ttl for session in sessions)))
         return results

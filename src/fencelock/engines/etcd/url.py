@@ -25,12 +25,7 @@ class EtcdUrl(NamedTuple):
     tls: SSLContext | None
 
     def __repr__(self) -> str:
-        return f"<EtcdUrl {', '.join(address(*endpoint) for endpoint in self.endpoints)}>"
-
-
-def address(host: str, port: int) -> str:
-    """Return host and port in one text."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"<EtcdUrl {', '.join(f'{host}:{port}' for host, port in self.endpoints)}>"
 
 
 def parse(url: str) -> EtcdUrl:

@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from threading import RLock, get_ident
 from typing import Any
 
 from kazoo.exceptions import ConnectionLoss, NoNodeError
 from kazoo.protocol.serialization import Auth, Connect, Exists, Watch, reply_header_struct
 
-from fencelock.core.connect_once import unreachable_hint
-from fencelock.core.runtime import Command, Connection, Endpoint, Runtime
+from fencelock.core.runtime import Connection, Endpoint, Runtime
+from fencelock.core.stream_connector import StreamConnector
 from fencelock.engines.zookeeper import protocol
 from fencelock.engines.zookeeper.protocol import FrameParser, Malformed, Reply, decode, frame
-from fencelock.errors import EngineUnavailable
 
 MAX_XID = 2**31 - 1
 
 Requests = Sequence[tuple[Any, Reply]]
-
-
-class ZooKeeperConnector:
-    """`fencelock.core.runtime.Connector` for one member. All frames are pushes: ZooKeeperConnection assigns them."""
-
-    pushes = bytes
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.address = f"{endpoint.name}:{endpoint.port}"
-        self._endpoint = endpoint
-
-    def connect(self, open_stream: Callable[[Endpoint], Any]) -> Any:
-        """Connect; raise EngineUnavailable."""
-        try:
-            return open_stream(self._endpoint)
-        except (OSError, ValueError) as error:  # ValueError: not a valid host name
-            raise self._unreachable(error) from error
-
-    async def aconnect(self, open_stream: Callable[[Endpoint], Awaitable[Any]]) -> tuple[Any, object]:
-        """Connect; raise EngineUnavailable."""
-        try:
-            return await open_stream(self._endpoint), None
-        except (OSError, ValueError) as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> EngineUnavailable:
-        words = str(error) or type(error).__name__
-        return EngineUnavailable(f"{self.address}: {words}{unreachable_hint(words)}")
-
-    def pack(self, command: Command) -> bytes:
-        """Not used: ZooKeeperConnection sends frames."""
-        raise NotImplementedError(f"cannot pack {command[0]}: requests are sent as frames")
-
-    def parser(self) -> FrameParser:
-        """Return a new parser."""
-        return FrameParser()
 
 
 class ZooKeeperConnection:
@@ -84,12 +47,13 @@ class ZooKeeperConnection:
         """Connect and send the handshake; raise EngineUnavailable. `read` does the rest."""
         self._runtime = runtime
         self._ended = runtime.push_event()
-        self._connection = await runtime.connect(ZooKeeperConnector(endpoint), self._received, self._ended.set)
+        connector = StreamConnector("ZooKeeper", endpoint, FrameParser)
+        self._connection = await runtime.connect(connector, self._received, self._ended.set)
         self._connection.send(frame(handshake, None))
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is usable, or may become so with the handshake."""
+        """Whether neither side has closed it."""
         return self._connection.open
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from kazoo.protocol.serialization import GetChildren
 
@@ -12,14 +12,14 @@ from fencelock.core.rates import RecordRates
 from fencelock.core.runtime import Runtime
 from fencelock.engines.zookeeper.inspect import Inspector
 from fencelock.engines.zookeeper.namespace import Namespace
-from fencelock.engines.zookeeper.paths import paths
+from fencelock.engines.zookeeper.paths import Paths
 from fencelock.engines.zookeeper.queue import SHORTEST, Queue, QueuedClaim
 from fencelock.engines.zookeeper.records import ZooKeeperRecords
 from fencelock.engines.zookeeper.session import ZooKeeperSession
 from fencelock.engines.zookeeper.session_pool import SessionPool
 from fencelock.engines.zookeeper.url import ZooKeeperUrl
 from fencelock.errors import FencelockError, OutcomeUnknown
-from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
+from fencelock.model import Claim, Grant, Renewal, TokenGuarantee, Traits, Waiting
 
 TRAITS = Traits(
     engine="zookeeper",
@@ -39,12 +39,13 @@ class ZooKeeperEngine:
     def __init__(self, runtime: Runtime, url: ZooKeeperUrl, namespace: str) -> None:
         self.on_gone: Callable[[str], None] = lambda _: None
         self._runtime = runtime
-        self._namespace = Namespace(paths(url.chroot, namespace), url.name)
+        self._namespace = Namespace(Paths(url.chroot, namespace), url.name)
         self._queue = Queue(runtime, self._namespace, lambda id: self.on_gone(id))
         self._sessions = SessionPool(
             runtime, url, self._namespace, self._queue.session_ended, self._queue.remove_expired
         )
-        self._inspector = Inspector(self._sessions, self._namespace.paths)
+        inspector = Inspector(self._sessions, self._namespace.paths)
+        self.inspect, self.names, self.force_release = inspector.inspect, inspector.names, inspector.force_release
         self.records = ZooKeeperRecords(self._sessions, self._namespace)
         self.rates = RecordRates(self.records, self.records.clock)
 
@@ -162,19 +163,7 @@ class ZooKeeperEngine:
         await self._queue.downgrade(queued)
         return grant.downgraded(queued.session.since)
 
-    # ------------------------------------------------------------------ reading and closing
-
-    async def inspect(self, name: str) -> Snapshot:
-        """Return the holders and waiters of a name."""
-        return await self._inspector.inspect(name)
-
-    def names(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the names that have a holder or a waiter."""
-        return self._inspector.names(prefix)
-
-    async def force_release(self, name: str) -> int:
-        """Remove the holders."""
-        return await self._inspector.force_release(name)
+    # ------------------------------------------------------------------ closing
 
     async def close(self) -> None:
         """End the sessions and wake all waits."""

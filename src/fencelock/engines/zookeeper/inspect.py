@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import unquote
 
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, Sync
 
 from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
-from fencelock.engines.zookeeper.paths import Paths, QueueNode, decode_claim, unescape
+from fencelock.engines.zookeeper.paths import Paths, QueueNode, decode_claim
 from fencelock.engines.zookeeper.protocol import Reply
 from fencelock.engines.zookeeper.queue import read_queue
 from fencelock.engines.zookeeper.session import ZooKeeperSession
@@ -54,7 +55,7 @@ class Inspector:
         session = await self._sessions.any()
         _, children = await session.request(Sync("/"), GetChildren(self._paths.locks, None), timeout=MAX_REPLY_TIMEOUT)
         steps = [] if children.no_node else children.get()
-        names = sorted(name for name in map(unescape, steps) if name.startswith(prefix))
+        names = sorted(name for name in map(unquote, steps) if name.startswith(prefix))
         for start in range(0, len(names), BATCH):
             batch = names[start : start + BATCH]
             reads = (Exists(self._paths.of(name), None) for name in batch)

@@ -93,15 +93,14 @@ class Namespace:
                 origin = read_origin(data, paths.layout)
                 found = [int(child) for child in bases.get() if is_base(child)]
                 if found and all(folder.get() is not None for folder in there):
-                    self._loaded((origin, stat.czxid), max(found))
+                    identity = origin, stat.czxid
+                    if self._identity not in (None, identity):
+                        message = "the namespace was removed, or the ensemble has lost its data"
+                        log("zookeeper", WARNING, f"{self._address}: {message}")
+                    self._identity, self.base = identity, max(found)
                     return
             await self._create(session, None if found else layout, timeout)
         raise EngineUnavailable(f"{paths.layout} cannot be created: another client keeps removing it")
-
-    def _loaded(self, identity: tuple[int, int], base: int) -> None:
-        if self._identity not in (None, identity):
-            log("zookeeper", WARNING, f"{self._address}: the namespace was removed, or the ensemble has lost its data")
-        self._identity, self.base = identity, base
 
     async def _create(self, session: ZooKeeperSession, layout: Reply | None, timeout: float) -> None:
         """Create what is missing; `layout` is the reply with the layout if there is no base."""
@@ -115,7 +114,10 @@ class Namespace:
     def _new_base(self, session: ZooKeeperSession, layout: Reply) -> Multi:
         clock = wall_us()
         # Above all tokens that this client knows of, also if its clock is behind the clock of the client that created them.
-        start = clock if self._identity is None else max(clock, min(self._highest(session) + 1, clock + MAX_LEAD_US))
+        start = clock
+        if self._identity is not None:
+            highest = max(self._top, self.base + session.zxid)
+            start = max(clock, min(highest + 1, clock + MAX_LEAD_US))
         base = start - session.zxid
         if layout.no_node:
             first = Create(self.paths.layout, f"{VERSION} {base}".encode(), session.acl, 0)
@@ -123,9 +125,6 @@ class Namespace:
             data, stat = layout.get()
             first = SetData(self.paths.layout, data, stat.version)  # the version: so that only one client adds a base
         return Multi([first, Create(self.paths.base(base), b"", session.acl, 0)])
-
-    def _highest(self, session: ZooKeeperSession) -> int:
-        return max(self._top, self.base + session.zxid)
 
 
 def is_base(child: str) -> bool:

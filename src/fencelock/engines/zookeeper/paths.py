@@ -12,19 +12,20 @@ import json
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from fencelock.errors import EngineUnavailable
 from fencelock.model import TOKEN_MAX, Claim, Mode
 
 
-class Paths(NamedTuple):
+class Paths:
     """The permanent nodes of a namespace."""
 
-    root: str
-    layout: str
-    locks: str
-    records: str
+    def __init__(self, chroot: str, namespace: str) -> None:
+        self.root = f"{chroot}/{escape(namespace)}"
+        self.layout = f"{self.root}/layout"
+        self.locks = f"{self.root}/locks"
+        self.records = f"{self.root}/records"
 
     def of(self, name: str) -> str:
         """Return the parent of the claims on a name."""
@@ -33,12 +34,6 @@ class Paths(NamedTuple):
     def base(self, base: int) -> str:
         """Return the node that exists while this is the base of tokens."""
         return f"{self.layout}/{base}"
-
-
-def paths(chroot: str, namespace: str) -> Paths:
-    """Return the paths of a namespace."""
-    root = f"{chroot}/{escape(namespace)}"
-    return Paths(root, f"{root}/layout", f"{root}/locks", f"{root}/records")
 
 
 def ancestors(path: str) -> list[str]:
@@ -53,17 +48,12 @@ def ancestors(path: str) -> list[str]:
 
 @lru_cache(1024)
 def escape(name: str) -> str:
-    """Return the name as one step of a path; different names stay different.
+    """Return the name as one step of a path; different names stay different, and `unquote` returns the name.
 
     >>> escape("a/b"), escape(".."), escape("a.b")
     ('a%2Fb', '%2E%2E', 'a.b')
     """
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
-
-
-def unescape(step: str) -> str:
-    """Return the name of a step of a path."""
-    return unquote(step)
 
 
 class QueueNode(NamedTuple):

@@ -162,8 +162,7 @@ class Queue:
         # connection.
         for node in in_order(children):
             if node.id == queued.claim.id:
-                path = f"{queued.parent}/{node.name}"
-                (reply,) = await session.request(GetData(path, None), timeout=timeout)
+                (reply,) = await session.request(GetData(f"{queued.parent}/{node.name}", None), timeout=timeout)
                 if reply.no_node:
                     continue
                 content, stat = reply.get()
@@ -171,8 +170,7 @@ class Queue:
                 if stat.ephemeralOwner == session.id and data is not UNREADABLE:
                     queued.node, queued.data, queued.token = node.name, data, data.token_of(stat.czxid)
                     return children
-                # Of an earlier session of ours, which may live on for a while; or overwritten, and so without a token.
-                await delete(session, path, timeout)
+                # Else it belongs to an earlier session, or was overwritten and has no token: `decide` deletes it.
         return await self.enqueue(queued, timeout)
 
     async def decide(self, queued: QueuedClaim, children: list[str], *, watch: bool) -> Grant | None:
@@ -184,7 +182,7 @@ class Queue:
         ahead = []
         for node in nodes[: nodes.index(mine)]:
             if node.id == mine.id:
-                # Of an earlier session of ours, which may live on for a while: the id is ours alone.
+                # An earlier node of this claim, which may outlive its session for a while: the id is ours alone.
                 await delete(queued.session, f"{queued.parent}/{node.name}", queued.timeout)
             else:
                 ahead.append(node)

@@ -40,7 +40,6 @@ class ZooKeeperSession(Session[None]):
         self.timeout = timeout
         """In seconds: the one that was asked for, then the one that the ensemble granted."""
         self.id = 0
-        self.connected = False
         self.last_used = runtime.now()
         """When a claim or a reader used it last."""
         self.acl = OPEN_ACL_UNSAFE if url.login is None else CREATOR_ALL_ACL
@@ -53,11 +52,19 @@ class ZooKeeperSession(Session[None]):
         self._password = b"\0" * 16
         self._clock: SessionClock | None = None
         self._connection: ZooKeeperConnection | None = None
+        self._accepted = False
+        """Whether the member at the other end of the connection has accepted the session."""
         self._zxid = 0
         self._begun = 0.0
         self._problem = "no reply"
         self._state_events: set[Event] = set()
         self.watches = Watches(self.send, lambda: self.id)
+
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be sent now."""
+        connection = self._connection
+        return self._accepted and not self.ended and connection is not None and connection.is_open
 
     @property
     def zxid(self) -> int:
@@ -97,15 +104,17 @@ class ZooKeeperSession(Session[None]):
         try:
             if not self.ended:
                 await connection.read(max(0.5, min(MAX_REPLY_TIMEOUT, self.timeout / 3)))
-            served = self.connected
-            while self.connected and connection.is_open:
+            served = self._accepted
+            while self.connected:
                 await connection.read(READ_SECONDS)
             if not served:
-                self._problem = f"{endpoint.name}:{endpoint.port}: {connection.problem}"
+                self._problem = f"{endpoint.address}: {connection.problem}"
         finally:
             connection.close()
             self._zxid = self.zxid
-            self._disconnected()
+            self._accepted = False
+            self.watches.fire_all()
+            self._wake()
             connection.fail_pending()
         return served
 
@@ -123,12 +132,7 @@ class ZooKeeperSession(Session[None]):
         else:
             self._clock.reconnected(self._begun)
             self.confirm_alive(self._begun)
-        self.connected = not self.ended
-        self._wake()
-
-    def _disconnected(self) -> None:
-        self.connected = False
-        self.watches.fire_all()
+        self._accepted = True
         self._wake()
 
     def _wake(self) -> None:
@@ -167,7 +171,6 @@ class ZooKeeperSession(Session[None]):
         connection = self._connection
         if connection is not None and connection.is_interrupted:
             connection.close()  # `run` connects again, and this signal handler uses the new connection
-            self.connected = False
         if not self.connected and not await self.wait_connected(timeout):
             raise self.unavailable()
         event = self._runtime.event()
@@ -227,14 +230,14 @@ class ZooKeeperSession(Session[None]):
     def end(self) -> None:
         """End the session here. The ensemble expires it later: until then a lease of this client may be trusted."""
         if not self.ended:
-            self.ended, self.connected = True, False
+            self.ended = True
             self._on_end(self)
             self._wake()
         self.reconnect()
 
     async def close(self, timeout: float) -> None:
         """End the session on the ensemble, too, if it is connected, and with it all its nodes."""
-        if self.connected and not self.ended:
+        if self.connected:
             event = self._runtime.event()
             self._send_all([(CloseSession(), Reply(event))])
             await event.wait(timeout)
@@ -242,6 +245,6 @@ class ZooKeeperSession(Session[None]):
 
     def detach_after_fork(self) -> None:
         """Drop it in a forked child, without sending anything."""
-        self.connected, self.ended = False, True
+        self.ended = True
         if self._connection is not None:
             self._connection.detach_after_fork()

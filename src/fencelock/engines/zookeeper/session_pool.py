@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from threading import RLock
 
 from kazoo.protocol.serialization import Sync
 
@@ -51,7 +50,6 @@ class SessionPool:
         self._reset()
 
     def _reset(self) -> None:
-        self._mutex = RLock()  # a signal handler may release a lease in the middle of this
         self._open: dict[float, ZooKeeperSession] = {}
         """The session for each ttl step."""
         self._connecting: dict[float, Event] = {}
@@ -96,8 +94,7 @@ class SessionPool:
                 return session
             event = self._runtime.event()
             try:  # from here on: after a Ctrl-C in between the others must not wait for us
-                with self._mutex:
-                    connecting = self._connecting.setdefault(step, event)
+                connecting = self._connecting.setdefault(step, event)
                 if connecting is not event:
                     if not await connecting.wait(deadline.at_most(2 * CONNECT_TIMEOUT)):
                         raise EngineUnavailable(f"{self._url.name}: no connection in time")
@@ -170,15 +167,14 @@ class SessionPool:
         session.end()
 
     async def _close(self, session: ZooKeeperSession, timeout: float) -> None:
-        self._forget(session)
+        self._forget(session)  # first: no new claim may use a session that is being closed
         await session.close(timeout)
 
     def _forget(self, session: ZooKeeperSession) -> None:
-        with self._mutex:
-            self._running.discard(session)
-            for step, other in list(self._open.items()):
-                if other is session:
-                    self._open.pop(step, None)
+        self._running.discard(session)
+        for step, other in list(self._open.items()):
+            if other is session:
+                self._open.pop(step, None)
 
     async def close(self) -> None:
         """End all sessions, and with them their nodes."""

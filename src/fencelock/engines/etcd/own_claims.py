@@ -9,7 +9,7 @@ compares the revision at which the key was created.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from os import urandom
 from typing import TYPE_CHECKING
 
@@ -124,14 +124,3 @@ class OwnClaims:
                 if own.held:
                     self.remove(own, reuse=False)
                     self._on_gone(own.id)
-
-    def expired(self, session: EtcdSession, ids: Sequence[str]) -> list[OwnClaim]:
-        """Return the claims of a session that are to be removed, and detach those that etcd cannot have."""
-        found = []
-        for id in ids:
-            own = self._claims.get(id)
-            if own is not None and own.session is session:
-                found.append(own)
-            else:
-                session.remove(id)
-        return found

@@ -9,14 +9,14 @@ from fencelock.core.engine import MAX_REPLY_TIMEOUT, MIN_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.client import timeout_for
 from fencelock.engines.etcd.keyspace import Keyspace, read_claim
-from fencelock.engines.etcd.rpc_errors import RpcError
+from fencelock.engines.etcd.rpc_errors import LeaseNotFound
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 from fencelock.model import Claim
 
 if TYPE_CHECKING:
     from fencelock.core.runtime import Runtime
-    from fencelock.engines.etcd.claims import OwnClaim, OwnClaims
     from fencelock.engines.etcd.client import EtcdClient
+    from fencelock.engines.etcd.own_claims import OwnClaim, OwnClaims
     from fencelock.engines.etcd.session import EtcdSession, Sessions
 
 BATCH = 60
@@ -28,7 +28,7 @@ def delete_if_created_at(key: bytes, revision: int) -> bytes:
     return m.txn([m.is_created_at(key, revision)], [m.do_delete(key)])
 
 
-class Removal:
+class Releaser:
     """Removes this client's claims."""
 
     def __init__(
@@ -45,10 +45,7 @@ class Removal:
         self._claims.end_hold(own)
         assert own.session is not None
         body = delete_if_created_at(own.key, own.revision)
-        seen = self._client.revision
-        data, sent = await self._client.request_counted(m.TXN, body, timeout_for(own.session.ttl))
-        reply = m.read_txn(data)
-        self._client.check_header(reply.header, seen)
+        reply, sent = await self._transact(body, timeout_for(own.session.ttl))
         if not own.in_flight:  # else the core abandons the claim after this
             self._claims.remove(own, reuse=reply.succeeded)
         if not reply.succeeded and sent > 1:
@@ -84,8 +81,13 @@ class Removal:
 
     async def remove_expired_of(self, session: EtcdSession, timeout: float = MAX_REPLY_TIMEOUT) -> bool:
         """Remove the expired claims of a session; False if that failed, and then the session must not be kept alive."""
-        expired = session.mark_expired_ids(self._runtime.now())
-        owns = self._claims.expired(session, expired)
+        owns = []
+        for id in session.mark_expired_ids(self._runtime.now()):
+            own = self._claims.get(id)
+            if own is not None and own.session is session:
+                owns.append(own)
+            else:
+                session.remove(id)  # etcd cannot have it
         try:
             for start in range(0, len(owns), BATCH):
                 await self._remove(owns[start : start + BATCH], timeout)
@@ -110,25 +112,25 @@ class Removal:
         steps += [m.do_txn(delete_if_created_at(own.key, own.revision)) for own in owns if own.revision]
         if steps:
             try:
-                reply = await self._send(steps, timeout)
-            except RpcError as error:
-                if not error.lease_not_found:
-                    raise error.translate(self._client.address) from error
+                reply, _ = await self._transact(m.txn([], steps), timeout)
+            except LeaseNotFound:
                 assert in_flight[0].session is not None
                 self._sessions.report_gone(in_flight[0].session)  # all of them have the same one
                 await self._remove(owns, timeout)
                 return
             found = [self._own_pair(own, reply.pairs(2 * at)) for at, own in enumerate(in_flight)]
             if rest := [m.do_txn(delete_if_created_at(pair.key, pair.created)) for pair in found if pair is not None]:
-                await self._send(rest, timeout)
+                await self._transact(m.txn([], rest), timeout)
         for own in owns:
             self._claims.remove(own, reuse=bool(own.revision))
 
-    async def _send(self, steps: Sequence[bytes], timeout: float) -> m.TxnReply:
-        body, seen = m.txn([], steps), self._client.revision
-        reply = m.read_txn(await self._client.run(lambda connection, left: connection.call(m.TXN, body, left), timeout))
+    async def _transact(self, body: bytes, timeout: float) -> tuple[m.TxnReply, int]:
+        """Send a transaction; return its reply, and how often it was sent."""
+        seen = self._client.revision
+        data, sent = await self._client.request_counted(m.TXN, body, timeout)
+        reply = m.read_txn(data)
         self._client.check_header(reply.header, seen)
-        return reply
+        return reply, sent
 
     @staticmethod
     def _own_pair(own: OwnClaim, pairs: list[m.KeyValue]) -> m.KeyValue | None:
