@@ -121,7 +121,7 @@ async def test_many_leases_and_a_node_that_hangs(
     nodes: RedisNodes, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that hangs is waited for once in a renewal, however many batches of leases it has."""
-    monkeypatch.setattr("fencelock.engines.redlock.engine.BATCH", 2)
+    monkeypatch.setattr("fencelock.engines.redlock.renewal.BATCH", 2)
     engine = clients.on(nodes.url).engine()
     grants = []
     for number in range(40):
@@ -154,7 +154,7 @@ async def test_nobody_waits_for_the_slowest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who has a majority goes on while the slowest nodes still owe their answers."""
-    monkeypatch.setattr("fencelock.engines.redlock.engine.MAX_TIMEOUT", SOON)
+    monkeypatch.setattr("fencelock.engines.redlock.cluster.MAX_TIMEOUT", SOON)
     through = proxies(nodes)
     engine = clients.on("redlock://" + ",".join(proxy.address for proxy in through.members)).engine()
     assert isinstance(engine, RedlockEngine)
@@ -325,7 +325,7 @@ async def test_script_flush(nodes: RedisNodes, clients: Clients, locks: LocksVie
 async def test_nodes_wake_a_waiter(nodes: RedisNodes, locks: LocksView, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes wake a waiter when the lock is released; it does not wait for its next attempt."""
     for pause in ("FIRST_PAUSE", "MAX_PAUSE"):
-        monkeypatch.setattr(f"fencelock.engines.redlock.engine.{pause}", 600.0)
+        monkeypatch.setattr(f"fencelock.engines.redlock.waiting.{pause}", 600.0)
     waits = []
     for _ in range(5):
         lease = await locks.lock("x").acquire()

@@ -71,7 +71,7 @@ def hang_up(nodes: Nodes) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the nodes more than a second: a busy machine may need that to open five connections."""
-    monkeypatch.setattr("fencelock.engines.redlock.engine.MAX_TIMEOUT", SOON)
+    monkeypatch.setattr("fencelock.engines.redlock.cluster.MAX_TIMEOUT", SOON)
     for module in ("cluster", "node"):
         monkeypatch.setattr(f"fencelock.engines.redlock.{module}.CONNECT_TIMEOUT", SOON)
 

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from fencelock.engines.redis.scripts import Script
-from fencelock.engines.redlock.engine import CLAIM, FORCE, HEAL, UNDO
+from fencelock.engines.redlock.commands import CLAIM, FORCE, HEAL, UNDO
 from tests.servers.redis import Redis
 
 BASE = "scripts:redlock"
