@@ -79,8 +79,7 @@ class Rules:
         else:
             self.waiters.discard((name, id))
         if proposal:
-            if self.seen.get(name) != proposal:
-                self.turn()
+            self.turn()
             if proposal + 1 > self.last(name):
                 self.raise_to(name, proposal + 1)
         return int(had)

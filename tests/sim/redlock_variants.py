@@ -28,7 +28,7 @@ def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
 @contextmanager
 def any_proposal() -> Iterator[None]:
     """A free node takes any proposal, however low: tokens are then the clients' clocks."""
-    with script("CLAIM", "local above = tonumber(proposal) > least", "local above = true"):
+    with script("CLAIM", "local is_higher = tonumber(proposal) > highest_seen", "local is_higher = true"):
         yield
 
 

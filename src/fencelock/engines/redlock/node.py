@@ -35,7 +35,7 @@ class Node:
         self.connecting_since: float | None = None
         """When the background task that connects was started; None if there is none."""
         self.pending_undos: deque[bytes] = deque(maxlen=MAX_PENDING_UNDOS)
-        """Undos that this node missed. A majority has them, so nothing but this node keeps the claim for its ttl."""
+        """Undos that this node missed. Without them it keeps the claim until its ttl is over."""
         self._unconfirmed: dict[RedisConnection, deque[bytes]] = {}
         """Undos that were sent and have no reply yet; they may be lost with their connection."""
         self._runtime = runtime
@@ -55,7 +55,7 @@ class Node:
             if self.pool.hung:
                 self._set_down(EngineUnavailable(f"{self.pool.address}: no answer within {timeout:g} s"))
         if connecting is None and self._runtime.now() >= self._retry_at:
-            self._start_connecting(timeout)
+            self._start_connecting()
         return None
 
     def may_connect_soon(self, since: float) -> bool:
@@ -69,22 +69,20 @@ class Node:
             self._replace_at = now + PAUSE  # if it is still the same server, do not reconnect for every reply
             self.pool.discard(connection)
 
-    def _start_connecting(self, timeout: float) -> None:
+    def _start_connecting(self) -> None:
         if self.connecting_since is not None:
             return
         self.connecting_since = self._runtime.now()
         try:
-            self._runtime.spawn(self._reconnect(timeout), "fencelock-reconnect")
+            self._runtime.spawn(self._connect(), "fencelock-reconnect")
         except BaseException:  # no more threads
             self.connecting_since = None
             raise
 
-    async def _reconnect(self, timeout: float) -> None:
+    async def _connect(self) -> None:
         try:
-            connection = self.pool.get_idle(timeout) if self.error is not None else None
-            if connection is None:
-                never_connected = self.pool.run_id is None
-                connection = await self.pool.connect(FIRST_CONNECT_TIMEOUT if never_connected else CONNECT_TIMEOUT)
+            timeout = FIRST_CONNECT_TIMEOUT if self.pool.run_id is None else CONNECT_TIMEOUT
+            connection = await self.pool.connect(timeout)
             try:
                 await self.send_pending_undos(connection)
             finally:
