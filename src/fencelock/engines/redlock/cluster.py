@@ -61,7 +61,8 @@ class Cluster:
         for place, (node, connection) in enumerate(zip(self._nodes, connections, strict=True)):
             if connection is not None and not node.pool.usable(connection, timeout):
                 connections[place] = None
-                node.pool.put_back(connection)  # it closes the connection, and has the other idle ones checked
+                node.pool.discard(connection)
+                node.pool.put_back(connection)  # as it is closed, the pool checks its other idle ones, too
         await self._fill(connections, timeout, deadline)
 
     async def _fill(self, connections: Connections, timeout: float, deadline: Deadline) -> None:
