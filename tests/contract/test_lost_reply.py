@@ -14,7 +14,7 @@ import pytest
 from fencelock.engines.redis import engine as redis
 from fencelock.engines.redis.records import RECORD
 from fencelock.engines.redis.scripts import Script
-from fencelock.engines.redlock import engine as redlock
+from fencelock.engines.redlock import commands as redlock
 from fencelock.errors import OutcomeUnknown
 from fencelock.runtime.blocking import run_sync
 from tests.contract.engines import EngineCase

@@ -99,4 +99,3 @@ def test_nothing_is_kept(store: MemoryStore) -> None:
         store.attempt(claim, True)
         store.release(claim)
     assert store._queues == {}
-    assert store._wakeups == {}

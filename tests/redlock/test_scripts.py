@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from fencelock.engines.redis.scripts import Script
-from fencelock.engines.redlock.engine import CLAIM, FORCE, HEAL, UNDO
+from fencelock.engines.redlock.commands import CLAIM, FORCE, HEAL, UNDO
 from tests.servers.redis import Redis
 
 BASE = "scripts:redlock"
@@ -79,8 +79,7 @@ class Rules:
         else:
             self.waiters.discard((name, id))
         if proposal:
-            if self.seen.get(name) != proposal:
-                self.turn()
+            self.turn()
             if proposal + 1 > self.last(name):
                 self.raise_to(name, proposal + 1)
         return int(had)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from fencelock.core.clock import Deadline
 from fencelock.engines.redis.scripts import Script
-from fencelock.engines.redlock import engine
+from fencelock.engines.redlock import commands
 from fencelock.engines.redlock.engine import RedlockEngine
 from fencelock.model import Claim, Grant, Renewal, Waiting
 from tests.sim.variants import Variant
@@ -20,15 +20,15 @@ from tests.sim.variants import Variant
 
 def script(name: str, old: str, new: str) -> AbstractContextManager[object]:
     """Replace a piece of a script by another."""
-    text = getattr(engine, name).text
+    text = getattr(commands, name).text
     assert old in text, f"{name} has changed: {old!r} is not in it"
-    return patch.object(engine, name, Script(name.lower(), text.replace(old, new)))
+    return patch.object(commands, name, Script(name.lower(), text.replace(old, new)))
 
 
 @contextmanager
 def any_proposal() -> Iterator[None]:
     """A free node takes any proposal, however low: tokens are then the clients' clocks."""
-    with script("CLAIM", "local above = tonumber(proposal) > least", "local above = true"):
+    with script("CLAIM", "local is_higher = tonumber(proposal) > highest_seen", "local is_higher = true"):
         yield
 
 

@@ -64,14 +64,10 @@ class Queue:
     def _store(self, state: State, woken: list[int]) -> MemoryStore:
         store = MemoryStore(lambda: 0.0, lambda: 0)
         store._counter = max((place.token or 0 for place in state), default=0)
-        entries = [
-            QueuedClaim(self.claims[place.claim]._replace(mode=place.mode), place.left, place.token) for place in state
-        ]
-        if entries:
-            store._queues["x"] = entries
         for place in state:
-            if place.token is None:
-                store._wakeups[str(place.claim)] = partial(woken.append, place.claim)
+            claim = self.claims[place.claim]._replace(mode=place.mode)
+            wake = partial(woken.append, place.claim) if place.token is None else None
+            store._queues.setdefault("x", []).append(QueuedClaim(claim, place.left, place.token, wake))
         return store
 
     def _state(self, store: MemoryStore) -> State:

@@ -252,9 +252,14 @@ def wakeups_are_missed() -> Iterator[None]:
 
     async def register_and_wait(self: MemoryEngine, waiting: Waiting, timeout: float) -> Grant | None:
         claim = waiting.claim
-        if (event := self._wakeups.get(claim.id)) is not None:
+        if (event := self._events.get(claim.id)) is not None:
             wake = self._remote_callback(event.set)
-            await self._call(self._store._wakeups.__setitem__, claim.id, wake)
+
+            def register() -> None:
+                if (entry := self._store._find(claim)) is not None:
+                    entry.wake = wake
+
+            await self._call(register)
         return await wait(self, waiting, timeout)
 
     with patch.object(MemoryStore, "attempt", enqueue_only), patch.object(MemoryEngine, "wait", register_and_wait):

@@ -1,8 +1,8 @@
 """The memory engine: the reference. It works within one process and stores nothing outside of it.
 
 `MemoryStore` is the "server": it keeps the queue of each name, and each method is one atomic step by the store's clock, like
-a script in a real server. `MemoryEngine` is the client, which implements `core/engine.py`. The simulated runtime puts a
-network between the two. Records and rate limits are in `memory_records.py`.
+a script in a real server. `MemoryEngine` is the client, which implements `core/engine.py`. The simulator puts a network
+between the two. Records and rate limits are in `memory_records.py`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,7 @@ from fencelock.core.runtime import Event, Runtime
 from fencelock.core.urls import redact
 from fencelock.engines.memory_records import MemoryRates, MemoryRecords, StoredValues
 from fencelock.errors import ClientClosed, InvalidURL
-from fencelock.model import (
-    Claim,
-    Grant,
-    Mode,
-    Renewal,
-    Snapshot,
-    TokenGuarantee,
-    Traits,
-    Waiting,
-    advance_queue,
-)
+from fencelock.model import Claim, Grant, Mode, Renewal, Snapshot, TokenGuarantee, Traits, Waiting, advance_queue
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -43,6 +33,8 @@ class QueuedClaim:
     claim: Claim
     expires: float
     token: int | None = None
+    wake: Callable[[], None] | None = None
+    """Tells the client of a waiter that it holds the name now."""
 
     @property
     def id(self) -> str:
@@ -80,8 +72,6 @@ class MemoryStore:
         self._queues: dict[str, list[QueuedClaim]] = {}
         self._abandoned: dict[str, float] = {}
         """Until when an attempt with this claim id is refused."""
-        self._wakeups: dict[str, Callable[[], None]] = {}
-        """What to call when the claim with this id is granted the lock."""
         self.values.reset(self._mutex)
 
     def attempt(self, claim: Claim, enqueue: bool, wake: Callable[[], None] | None = None) -> AttemptReply:
@@ -101,11 +91,11 @@ class MemoryStore:
                 return AttemptReply(mine.token)
             if not enqueue:
                 self._remove(claim)
-            elif wake is not None:
-                self._wakeups[claim.id] = wake
-            if first_waiter is mine and holders_end is not None:
-                return AttemptReply(None, max(0.0, holders_end - now))
-            return AttemptReply(None)
+                return AttemptReply(None)
+            mine.wake = wake
+            if first_waiter is not mine or holders_end is None:
+                return AttemptReply(None)
+            return AttemptReply(None, holders_end - now)
 
     def granted_token(self, claim: Claim) -> int | None:
         """Return the claim's token if it holds the name; this changes nothing."""
@@ -124,12 +114,12 @@ class MemoryStore:
     def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """Restart the ttl of each holder."""
         with self._mutex:
-            answers = []
+            results = []
             for claim in claims:
                 if (held := self._held(claim)) is not None:
                     held.expires = self._now() + claim.ttl
-                answers.append(Renewal.LOST if held is None else Renewal.RENEWED)
-            return answers
+                results.append(Renewal.LOST if held is None else Renewal.RENEWED)
+            return results
 
     def release(self, claim: Claim) -> bool:
         """Release the lock and grant it to the next waiter; return whether the claim still held it."""
@@ -153,11 +143,11 @@ class MemoryStore:
         """Return the holders and waiters that have not expired."""
         with self._mutex:
             now = self._now()
-            claims = []
-            for entry in self._queues.get(name, ()):
-                if entry.expires > now:
-                    claim, expires_in = entry.claim, entry.expires - now
-                    claims.append((claim.owner, entry.token, expires_in, claim.shared, claim.limit, claim.value))
+            claims = [
+                (entry.claim.owner, entry.token, entry.expires - now, entry.shared, entry.limit, entry.claim.value)
+                for entry in self._queues.get(name, ())
+                if entry.expires > now
+            ]
             return Snapshot.of(name, claims, self._wall())
 
     def names(self, prefix: str) -> list[str]:
@@ -194,7 +184,6 @@ class MemoryStore:
 
     def _remove(self, claim: Claim) -> None:
         """Remove the claim and grant the lock to the next waiters."""
-        self._wakeups.pop(claim.id, None)
         if (entry := self._find(claim)) is not None:
             self._queues[claim.name].remove(entry)
         self._advance(claim.name, self._now())
@@ -205,12 +194,11 @@ class MemoryStore:
         update = advance_queue(queue, now)
         for entry in update.expired:
             queue.remove(entry)
-            self._wakeups.pop(entry.id, None)
         for entry in update.admitted:
             entry.token = self._mint()
             entry.expires = now + entry.claim.ttl
-            if (wake := self._wakeups.pop(entry.id, None)) is not None:
-                wake()
+            if entry.wake is not None:
+                entry.wake()
         if not queue:
             self._queues.pop(name, None)
         return update.first_blocked, update.holders_end
@@ -228,7 +216,7 @@ class MemoryEngine:
     def __init__(self, runtime: Runtime, store: MemoryStore) -> None:
         self._runtime = runtime
         self._store = store
-        self._wakeups: dict[str, Event] = {}
+        self._events: dict[str, Event] = {}
         """The event that ends the wait of each claim, by its id."""
         self._closed = False
         self.records = MemoryRecords(self._call, store.values)
@@ -239,31 +227,30 @@ class MemoryEngine:
         sent = self._runtime.now()  # before the request: the lease must not outlive the claim in the store
         wake = None
         if enqueue:
-            if claim.id not in self._wakeups:
-                self._wakeups[claim.id] = self._runtime.event()
-            wake = self._remote_callback(self._wakeups[claim.id].set)
+            event = self._events.setdefault(claim.id, self._runtime.event())
+            wake = self._remote_callback(event.set)
         reply = await self._call(self._store.attempt, claim, enqueue, wake)
         if reply.token is None:
             return Waiting(claim, sent, reply.retry_in)
-        self._wakeups.pop(claim.id, None)
+        self._events.pop(claim.id, None)
         return Grant(claim, reply.token, sent)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
         """Wait until the store calls back, and read the token."""
         claim = waiting.claim
-        event = self._wakeups.get(claim.id)
+        event = self._events.get(claim.id)
         if event is None or not await event.wait(timeout):
             return None
         event.clear()
         token = await self._call(self._store.granted_token, claim)
         if token is None:
             return None
-        self._wakeups.pop(claim.id, None)
+        self._events.pop(claim.id, None)
         return Grant(claim, token, waiting.since)
 
     async def abandon(self, claim: Claim) -> None:
         """Remove the claim from the queue, or release it if it was granted. Safe to repeat."""
-        if (event := self._wakeups.pop(claim.id, None)) is not None:
+        if (event := self._events.pop(claim.id, None)) is not None:
             event.set()  # close() abandons claims that may still be waiting
         await self._call(self._store.abandon, claim)
 
@@ -298,12 +285,12 @@ class MemoryEngine:
     async def close(self) -> None:
         """Wake all waits; their next call raises ClientClosed."""
         self._closed = True
-        for event in list(self._wakeups.values()):
+        for event in list(self._events.values()):
             event.set()
 
     def after_fork(self) -> None:
         """Empty the store: no process would release the claims in the copied queues."""
-        self._wakeups.clear()
+        self._events.clear()
         self._store.reset()
 
     async def _call(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -318,7 +305,7 @@ class MemoryEngine:
 
 
 _stores: dict[tuple[str, str], MemoryStore] = {}
-_stores_mutex = Lock()
+"""The stores of this process, by name and namespace."""
 
 
 def connect(runtime: Runtime, url: str, namespace: str) -> MemoryEngine:
@@ -326,8 +313,4 @@ def connect(runtime: Runtime, url: str, namespace: str) -> MemoryEngine:
     name = url.partition("://")[2]
     if any(character in name for character in "/?#@"):
         raise InvalidURL(f"memory:// takes at most a name, as in memory://tests, not {redact(url)!r}")
-    with _stores_mutex:
-        store = _stores.get((name, namespace))
-        if store is None:
-            store = _stores[name, namespace] = MemoryStore()
-    return MemoryEngine(runtime, store)
+    return MemoryEngine(runtime, _stores.setdefault((name, namespace), MemoryStore()))

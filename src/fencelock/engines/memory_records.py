@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any
+from typing import ParamSpec, Protocol, TypeVar
 
 from fencelock.core.rates import RateRequest, Reservation, decide
 from fencelock.core.records import Record, StoredRecord, Written
 
-Call = Callable[..., Awaitable[Any]]
-"""`MemoryEngine._call`."""
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Call(Protocol):
+    """`MemoryEngine._call`: it calls a method of the store."""
+
+    async def __call__(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 
 class StoredValues:
@@ -76,15 +82,13 @@ class MemoryRecords:
 
     async def read(self, key: str) -> Record | None:
         """Return the record of a key, or None."""
-        record: Record | None = await self._call(self._values.read, key)
-        return record
+        return await self._call(self._values.read, key)
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
         """Compare and write in the store."""
-        written: Written = await self._call(self._values.write, key, value, token, ttl, expect)
-        return written
+        return await self._call(self._values.write, key, value, token, ttl, expect)
 
 
 class MemoryRates:
@@ -96,8 +100,7 @@ class MemoryRates:
 
     async def reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
         """Charge all limits or none."""
-        reservation: Reservation = await self._call(self._values.reserve, requests, max_wait)
-        return reservation
+        return await self._call(self._values.reserve, requests, max_wait)
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
         """Give back each charge that is still the last one."""
@@ -105,5 +108,4 @@ class MemoryRates:
 
     async def read(self, keys: Sequence[str]) -> tuple[int, list[int]]:
         """Read all limits."""
-        clock_and_times: tuple[int, list[int]] = await self._call(self._values.read_rates, keys)
-        return clock_and_times
+        return await self._call(self._values.read_rates, keys)

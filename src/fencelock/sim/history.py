@@ -218,7 +218,7 @@ class CacheCall:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A claim or a wake-up on the engine, or a task in a process, that was found after its time.
+    """A claim on the engine, or a task in a process, that was found after its time.
 
     `since` is when the operation that should have removed it had returned, or when its process and its ttl had ended; None
     if that is not known.

@@ -90,16 +90,13 @@ class SimStore(MemoryStore):
         self._read.append((now, self.inspect(name)))
         return rng.choice([state for _, state in self._read if state.name == name])
 
-    def _entry(self, claim: Claim) -> QueuedClaim | None:
-        return next((entry for entry in self._queues.get(claim.name, ()) if entry.id == claim.id), None)
-
     def has(self, claim: Claim) -> bool:
-        """Return whether the store has an entry or a wake-up of a claim."""
-        return claim.id in self._wakeups or self._entry(claim) is not None
+        """Return whether the store has an entry of a claim."""
+        return self._find(claim) is not None
 
     def token(self, claim: Claim) -> int | None:
         """Return the token with which a claim holds its name, or None."""
-        entry = self._entry(claim)
+        entry = self._find(claim)
         return None if entry is None else entry.token
 
     def wipe(self) -> None:
@@ -108,14 +105,13 @@ class SimStore(MemoryStore):
         self._counter = self._wall()
 
     def leftovers(self, at: float) -> list[Leftover]:
-        """Return all claims and wake-ups in the store."""
+        """Return all claims in the store."""
         found = []
         for name in self.names(""):
             snapshot = self.inspect(name)
             found += [Leftover(name, holder.owner, "holder", at) for holder in snapshot.holders]
             found += [Leftover(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
-        queued = {entry.id for entries in self._queues.values() for entry in entries}
-        return found + [Leftover("", "", "wake-up", at) for id in self._wakeups if id not in queued]
+        return found
 
 
 class SimulatedMemory:

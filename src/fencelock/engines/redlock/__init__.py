@@ -56,13 +56,14 @@ def connect(runtime: Runtime, url: str, namespace: str) -> RedlockEngine:
     if len(set(addresses)) < len(addresses):
         twice = next(address for address in addresses if addresses.count(address) > 1)
         raise InvalidURL(f"{redact(url)!r} names {twice} twice; Redlock needs nodes that fail on their own")
-    if len(connectors) % 2 == 0 or len(connectors) < 3:
+    better = max(3, len(connectors) | 1)
+    if len(connectors) < better:
         _log.warning(
             "Redlock over %d node%s survives the loss of %d; %d nodes would survive %d: use an odd number, and 3 at least",
             len(connectors),
             "" if len(connectors) == 1 else "s",
             (len(connectors) - 1) // 2,
-            max(3, len(connectors) + 1 - len(connectors) % 2),
-            max(1, len(connectors) // 2),
+            better,
+            better // 2,
         )
     return RedlockEngine(runtime, connectors, namespace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 from fencelock.core.clock import NO_DEADLINE, Deadline
@@ -10,12 +11,12 @@ from fencelock.core.engine import FIRST_CONNECT_TIMEOUT
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.redis.connection import RedisConnection
 from fencelock.engines.redis.connector import RedisConnector, ServerError
-from fencelock.engines.redis.scripts import Script
+from fencelock.engines.redlock.commands import Call
 from fencelock.engines.redlock.node import CONNECT_TIMEOUT, Node
 from fencelock.errors import EngineUnavailable, InvalidURL, OutcomeUnknown
 
-MIN_TIMEOUT = 0.2
-"""Seconds that a node has for its reply at least, also when the caller's time is over."""
+MIN_TIMEOUT, MAX_TIMEOUT = 0.2, CONNECT_TIMEOUT
+"""Seconds that a node has for its reply: a fifth of the ttl, within these bounds."""
 STRAGGLER_TIMEOUT = 0.1
 """Seconds that a node has to connect once a majority is connected."""
 POLL_INTERVAL = 0.002
@@ -49,60 +50,52 @@ class Cluster:
         """Return a connection to every node that can be reached, even if that is no majority. The caller puts them back."""
         connections: Connections = [None] * len(self._nodes)
         try:
-            await self._fill(connections, range(len(connections)), timeout, deadline)
+            await self._fill(connections, timeout, deadline)
         except BaseException:
             self.put_back(connections)
             raise
         return connections
 
     async def replace_broken(self, connections: Connections, timeout: float, deadline: Deadline) -> None:
-        """Replace the connections that do not work any more, and add those that were missing, in place."""
+        """Replace the connections that do not work any more, and add those that are missing, in place."""
         for place, (node, connection) in enumerate(zip(self._nodes, connections, strict=True)):
             if connection is not None and not node.pool.usable(connection, timeout):
                 connections[place] = None
                 node.pool.discard(connection)
-        await self._fill(connections, range(len(connections)), timeout, deadline)
+                node.pool.put_back(connection)  # as it is closed, the pool checks its other idle ones, too
+        await self._fill(connections, timeout, deadline)
 
-    async def _fill(self, connections: Connections, places: Sequence[int], timeout: float, deadline: Deadline) -> None:
-        """Get a connection for each of these places that has none.
+    async def _fill(self, connections: Connections, timeout: float, deadline: Deadline) -> None:
+        """Get a connection for each node that has none.
 
         All missing connections are opened at the same time, in the background: a node that hangs delays no other. Without a
         majority, wait for as long as one may still come; with one, wait only for nodes that have just begun to connect.
         """
         now = self._runtime.now
-        started, until, has_majority = now(), 0.0, False
-        while missing := await self._get_missing(connections, places, timeout):
-            if not until:
-                connect_timeout = CONNECT_TIMEOUT if self.started else FIRST_CONNECT_TIMEOUT + STRAGGLER_TIMEOUT
-                until = started + deadline.at_most(connect_timeout)
-            if len(connections) - connections.count(None) < self.majority:
-                for node in missing:
-                    node.reconnect_now(timeout)
-                awaited = any(node.error is None or node.connecting_since is not None for node in missing)
-            else:
-                if not has_majority:
-                    has_majority, until = True, min(until, now() + STRAGGLER_TIMEOUT)
-                awaited = any(
-                    node.error is None
-                    and (node.connecting_since is None or node.connecting_since > started - STRAGGLER_TIMEOUT)
-                    for node in missing
-                )
-            if not awaited or now() >= until:
+        started = now()
+        connect_timeout = CONNECT_TIMEOUT if self.started else FIRST_CONNECT_TIMEOUT + STRAGGLER_TIMEOUT
+        until = started + deadline.at_most(connect_timeout)
+        has_majority = False
+        while missing := await self._get_missing(connections, timeout):
+            if not has_majority and len(connections) - len(missing) >= self.majority:
+                has_majority, until = True, min(until, now() + STRAGGLER_TIMEOUT)
+            awaited = [node for node in missing if node.error is None] if has_majority else missing
+            awaited_since = started - STRAGGLER_TIMEOUT if has_majority else -inf
+            if now() >= until or not any(node.may_connect_soon(awaited_since) for node in awaited):
                 break
             await self._runtime.sleep(POLL_INTERVAL)
         self.started = True
         self._refuse_duplicates()
 
-    async def _get_missing(self, connections: Connections, places: Sequence[int], timeout: float) -> list[Node]:
-        """Get the connections that are ready; return the nodes of those places that still have none."""
+    async def _get_missing(self, connections: Connections, timeout: float) -> list[Node]:
+        """Get the connections that are ready; return the nodes that still have none."""
         missing = []
-        for place in places:
+        for place, node in enumerate(self._nodes):
             if connections[place] is None:
-                node = self._nodes[place]
                 connection = connections[place] = node.get(timeout)
                 if connection is None:
                     missing.append(node)
-                elif node.pending_undos:
+                else:
                     await node.send_pending_undos(connection)
         return missing
 
@@ -130,124 +123,103 @@ class Cluster:
 
     async def run(
         self,
-        script: Script,
-        calls: Sequence[bytes],
+        calls: Sequence[Call],
         connections: Connections,
         timeout: float,
         enough: Enough,
-        undo: bytes | None = None,
-        repeated_zero_counts: bool = True,
+        *,
         repeat: bool = True,
         deadline: Deadline = NO_DEADLINE,
     ) -> list[Any]:
-        """Run a script on every node that has a connection, with a call for each. Return one reply for each node.
+        """Make a call on every node that has a connection. Return one reply for each node.
 
-        Where a connection turns out to be broken (servers close idle ones), run it again over a new one, which takes the
-        broken one's place in `connections`; not without `repeat`. Unless `repeated_zero_counts`, a 0 from a node asked
-        twice counts as no reply: the first run may have done it. A node that does not confirm this call gets `undo` later.
+        If connections turn out to be broken (servers close idle ones), replace them in `connections` and repeat all calls;
+        not without `repeat`.
         """
-        replies = await self._run_once(script, calls, connections, timeout, enough)
-        if repeat and not enough(replies):
-            broken = [
-                place
-                for place, connection in enumerate(connections)
-                if connection is not None and replies[place] is NO_REPLY and not connection.raw.open
-            ]
-            if broken and any(again := await self._replace(connections, broken, timeout, deadline)):
-                second = await self._run_once(script, calls, again, timeout, lambda more: enough([*replies, *more]))
-                replies = [
-                    old if new is NO_REPLY or (new == 0 and not repeated_zero_counts) else new
-                    for old, new in zip(replies, second, strict=True)
-                ]
-        if undo is not None and not all(map(is_reply, replies)):
-            self._note_unconfirmed(script.as_eval(undo), connections, replies)
-        for place, (node, connection, reply) in enumerate(zip(self._nodes, connections, replies, strict=True)):
-            if reply is not NO_REPLY and connection is not None and not node.replied(reply, connection):
-                connections[place] = None
+        replies = await self._run_once(calls, connections, timeout, enough)
+        if repeat and not enough(replies) and any(conn is not None and not conn.raw.open for conn in connections):
+            # Connect for no longer than a reply may take: a lease may expire meanwhile.
+            await self.replace_broken(connections, timeout, Deadline(self._runtime.now, deadline.at_most(timeout)))
+            replies = await self._run_once(calls, connections, timeout, enough)
+        for node, connection, reply in zip(self._nodes, connections, replies, strict=True):
+            if connection is not None and type(reply) is ServerError:
+                node.close_if_replaced(connection, reply)
         return replies
 
-    async def _replace(
-        self, connections: Connections, broken: Sequence[int], timeout: float, deadline: Deadline
-    ) -> Connections:
-        """Replace the broken connections in place; return only the new ones."""
-        for place in broken:
-            if (connection := connections[place]) is not None:
-                connections[place] = None
-                self._nodes[place].pool.put_back(connection)  # closes it, and has the other idle ones checked
-        # No longer than for a reply: a lease may expire meanwhile.
-        await self._fill(connections, broken, timeout, Deadline(self._runtime.now, deadline.at_most(timeout)))
-        return [connection if place in broken else None for place, connection in enumerate(connections)]
-
-    def _note_unconfirmed(self, undo: bytes, connections: Connections, replies: Sequence[Any]) -> None:
-        for node, connection, reply in zip(self._nodes, connections, replies, strict=True):
-            if reply is NO_REPLY and connection is not None and connection.raw.open:
-                node.sent_undo(connection, undo)
-            elif not is_reply(reply) and undo not in node.pending_undos:  # the core repeats a failed abandon
-                node.pending_undos.append(undo)
-
     async def _run_once(
-        self, script: Script, calls: Sequence[bytes], connections: Connections, timeout: float, enough: Enough
+        self, calls: Sequence[Call], connections: Connections, timeout: float, enough: Enough
     ) -> list[Any]:
-        if enough is at_once:  # the reply NOSCRIPT would come too late to send the text
-            calls = [script.as_eval(call) for call in calls]
-        requests = [
-            (connection.raw, call)
-            for connection, call in zip(connections, calls, strict=True)
+        asked = [
+            (place, connection.raw, call)
+            for place, (connection, call) in enumerate(zip(connections, calls, strict=True))
             if connection is not None
         ]
-        replies = await self._runtime.request_all(requests, timeout, enough)
-        unknown = [at for at, reply in enumerate(replies) if type(reply) is ServerError and reply.kind == "NOSCRIPT"]
+        # If nobody waits for replies, NOSCRIPT would come too late to send the text.
+        requests = [(raw, call.with_text() if enough is at_once else call.packed) for _, raw, call in asked]
+        replies: list[Any] = [NO_REPLY] * len(connections)
+        found = await self._runtime.request_all(requests, timeout, enough)
+        unknown = []
+        for request, reply in zip(asked, found, strict=True):
+            replies[request[0]] = reply
+            if type(reply) is ServerError and reply.kind == "NOSCRIPT":
+                unknown.append(request)
         if unknown:
-            with_text = [(raw, script.as_eval(call)) for raw, call in (requests[at] for at in unknown)]
-            second = await self._runtime.request_all(with_text, timeout, never)
-            for at, reply in zip(unknown, second, strict=True):
-                replies[at] = reply
-        if len(requests) == len(connections):
-            return replies
-        found = iter(replies)
-        return [NO_REPLY if connection is None else next(found) for connection in connections]
+            with_text = [(raw, call.with_text()) for _, raw, call in unknown]
+            found = await self._runtime.request_all(with_text, timeout, never)
+            for (place, _, _), reply in zip(unknown, found, strict=True):
+                replies[place] = reply
+        return replies
 
     async def request_majority(
         self,
-        script: Script,
-        call: bytes,
+        call: Call,
         timeout: float,
         enough: Enough | None = None,
         *,
         is_undo: bool = False,
-        repeated_zero_counts: bool = True,
         repeat: bool = True,
         deadline: Deadline = NO_DEADLINE,
     ) -> list[Any]:
-        """Run a script on all nodes and return their replies as soon as they are `enough`. The deadline is for connecting.
+        """Make a call on all nodes and return their replies as soon as they are `enough`. The deadline is for connecting.
 
-        Raise OutcomeUnknown unless a majority replied.
+        Raise OutcomeUnknown unless a majority replied. Then the nodes that missed an undo get it later.
         """
         connections = await self.get(timeout, deadline)
         try:
-            calls, undo = [call] * len(connections), call if is_undo else None
-            replies = await self.run(
-                script, calls, connections, timeout, enough or never, undo, repeated_zero_counts, repeat, deadline
-            )
+            calls = [call] * len(connections)
+            replies = await self.run(calls, connections, timeout, enough or never, repeat=repeat, deadline=deadline)
+            if sum(map(is_reply, replies)) < self.majority:
+                raise self.too_few(replies, OutcomeUnknown)
+            if is_undo:
+                self._note_unconfirmed(call, connections, replies)
         finally:
             self.put_back(connections)
-        replied = sum(map(is_reply, replies))
-        if replied < self.majority:
-            raise self.too_few(replied, replies, sent=True)
         return replies
 
-    def too_few(self, replied: int, replies: Sequence[Any] = (), *, sent: bool = False) -> EngineUnavailable:
+    async def send_undo(self, undo: Call, calls: Sequence[Call], connections: Connections, timeout: float) -> None:
+        """Send calls that undo a proposal, without waiting for replies. Nodes that do not confirm theirs get `undo` later."""
+        replies = await self.run(calls, connections, timeout, at_once)
+        self._note_unconfirmed(undo, connections, replies)
+
+    def _note_unconfirmed(self, undo: Call, connections: Connections, replies: Sequence[Any]) -> None:
+        packed = undo.with_text()
+        for node, connection, reply in zip(self._nodes, connections, replies, strict=True):
+            if reply is NO_REPLY and connection is not None and connection.raw.open:
+                node.sent_undo(connection, packed)
+            elif not is_reply(reply):
+                node.pending_undos.append(packed)
+
+    def too_few(self, replies: Sequence[Any], kind: type[EngineUnavailable] = EngineUnavailable) -> EngineUnavailable:
         """Return the error that lists the nodes without a reply, and why."""
         reasons = []
-        for place, node in enumerate(self._nodes):
-            reply = replies[place] if replies else NO_REPLY
-            if isinstance(reply, ServerError):
+        for node, reply in zip(self._nodes, replies, strict=True):
+            if type(reply) is ServerError:
                 reasons.append(f"{node.pool.address}: {reply}")
-            elif not is_reply(reply):
-                reasons.append(str(node.error) if node.error is not None else f"{node.pool.address}: no answer")
-        kind = OutcomeUnknown if sent else EngineUnavailable
+            elif reply is NO_REPLY:
+                reasons.append(str(node.error or f"{node.pool.address}: no answer"))
+        replied = len(replies) - len(reasons)
         return kind(
-            f"{replied} of {len(self._nodes)} Redlock nodes answered, and {self.majority} are needed: {'; '.join(reasons)}"
+            f"{replied} of {len(replies)} Redlock nodes answered, and {self.majority} are needed: {'; '.join(reasons)}"
         )
 
     def close(self) -> None:
@@ -267,9 +239,9 @@ def is_reply(reply: Any) -> bool:
     return reply is not NO_REPLY and type(reply) is not ServerError
 
 
-def reply_timeout(deadline: Deadline, timeout: float) -> float:
-    """Return how long to wait for replies. A slow connect must not leave the nodes without time to reply."""
-    return max(deadline.at_most(timeout), min(timeout, MIN_TIMEOUT))
+def reply_timeout(ttl: float) -> float:
+    """Return how long to wait for a reply."""
+    return min(MAX_TIMEOUT, max(MIN_TIMEOUT, ttl / 5))
 
 
 def at_once(_: Sequence[Any]) -> bool:

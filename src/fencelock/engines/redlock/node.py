@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from math import inf
-from typing import Any
 
 from fencelock.core.engine import FIRST_CONNECT_TIMEOUT
 from fencelock.core.runtime import NO_REPLY, Runtime
@@ -18,8 +18,8 @@ from fencelock.errors import EngineUnavailable, FencelockError
 
 CONNECT_TIMEOUT = 1.0
 """Seconds that reconnecting to a node may take: as long as the longest wait for its reply."""
-FIRST_PAUSE, MAX_PAUSE = 0.5, 10.0
-"""Seconds before a failed node is tried again, doubled after each failure."""
+PAUSE = 0.5
+"""Seconds before a failed node is tried again."""
 MAX_PENDING_UNDOS = 1000
 
 _log = logging.getLogger("fencelock")
@@ -35,61 +35,54 @@ class Node:
         self.connecting_since: float | None = None
         """When the background task that connects was started; None if there is none."""
         self.pending_undos: deque[bytes] = deque(maxlen=MAX_PENDING_UNDOS)
-        """Undos that this node missed. A majority has them, so nothing but this node keeps the claim for its ttl."""
+        """Undos that this node missed. Without them it keeps the claim until its ttl is over."""
         self._unconfirmed: dict[RedisConnection, deque[bytes]] = {}
         """Undos that were sent and have no reply yet; they may be lost with their connection."""
         self._runtime = runtime
-        self._failed_at = -inf
         self._retry_at = -inf
-        self._pause = FIRST_PAUSE
         self._resend_at = self._replace_at = 0.0
 
     # ------------------------------------------------------------------ connections
 
     def get(self, timeout: float) -> RedisConnection | None:
         """Return a connection, or None if there is none now; then one is opened in the background, when it is time to."""
-        self._collect_lost_undos()
+        self._retry_undos([connection for connection in list(self._unconfirmed) if not connection.raw.open])
+        connecting = self.connecting_since  # read before the pool, where the task that connects puts its connection
         if self.error is None:
             connection = self.pool.get_idle(timeout)
             if connection is not None:
                 return connection
             if self.pool.hung:
                 self._set_down(EngineUnavailable(f"{self.pool.address}: no answer within {timeout:g} s"))
-        if self._runtime.now() >= self._retry_at:
-            self._start_connecting(timeout)
+        if connecting is None and self._runtime.now() >= self._retry_at:
+            self._start_connecting()
         return None
 
-    def reconnect_now(self, timeout: float) -> None:
-        """Reconnect although it is not time yet, as there is no majority without this node."""
-        if self._runtime.now() - self._failed_at >= FIRST_PAUSE:
-            self._start_connecting(timeout)
+    def may_connect_soon(self, since: float) -> bool:
+        """Return whether there is a connection now, or one that was begun after `since` may still come."""
+        return self.error is None if self.connecting_since is None else self.connecting_since > since
 
-    def replied(self, reply: Any, connection: RedisConnection) -> bool:
-        """Note a reply. Return False if its error made the node close the connection."""
+    def close_if_replaced(self, connection: RedisConnection, error: ServerError) -> None:
+        """Close a connection after an error which may mean that another server has the address by now."""
         now = self._runtime.now()
-        if type(reply) is not ServerError or reply.kind not in RECONNECT_KINDS or now < self._replace_at:
-            return True
-        # Another server may have the address by now. If it is still the same, do not reconnect for every reply.
-        self._replace_at = now + FIRST_PAUSE
-        self.pool.discard(connection)
-        return False
+        if error.kind in RECONNECT_KINDS and now >= self._replace_at:
+            self._replace_at = now + PAUSE  # if it is still the same server, do not reconnect for every reply
+            self.pool.discard(connection)
 
-    def _start_connecting(self, timeout: float) -> None:
+    def _start_connecting(self) -> None:
         if self.connecting_since is not None:
             return
         self.connecting_since = self._runtime.now()
         try:
-            self._runtime.spawn(self._reconnect(timeout), "fencelock-reconnect")
+            self._runtime.spawn(self._connect(), "fencelock-reconnect")
         except BaseException:  # no more threads
             self.connecting_since = None
             raise
 
-    async def _reconnect(self, timeout: float) -> None:
+    async def _connect(self) -> None:
         try:
-            connection = self.pool.get_idle(timeout) if self.error is not None else None
-            if connection is None:
-                never_connected = self.pool.run_id is None
-                connection = await self.pool.connect(FIRST_CONNECT_TIMEOUT if never_connected else CONNECT_TIMEOUT)
+            timeout = FIRST_CONNECT_TIMEOUT if self.pool.run_id is None else CONNECT_TIMEOUT
+            connection = await self.pool.connect(timeout)
             try:
                 await self.send_pending_undos(connection)
             finally:
@@ -105,15 +98,13 @@ class Node:
     def _set_up(self) -> None:
         if self.error is not None:
             _log.warning("the Redlock node %s is back", self.pool.address)
-        self.error, self._pause, self._retry_at = None, FIRST_PAUSE, -inf
+        self.error, self._retry_at = None, -inf
 
     def _set_down(self, error: EngineUnavailable) -> None:
         if self.error is None:
             _log.warning("a Redlock node is out of reach: %s", error)
         self.error = error
-        self._failed_at = self._runtime.now()
-        self._retry_at = self._failed_at + self._pause * (0.5 + self._runtime.random() / 2)
-        self._pause = min(self._pause * 2, MAX_PAUSE)
+        self._retry_at = self._runtime.now() + PAUSE * (0.5 + self._runtime.random() / 2)
 
     # ------------------------------------------------------------------ undos that this node missed
 
@@ -128,16 +119,13 @@ class Node:
         """Send the undos that the node missed. Each may run twice. Those that fail again stay pending."""
         if not self.pending_undos or self._runtime.now() < self._resend_at:
             return
-        undos = []
-        while self.pending_undos:
-            try:
+        undos: list[bytes] = []
+        with suppress(IndexError):  # another thread may take some
+            while self.pending_undos:
                 undos.append(self.pending_undos.popleft())
-            except IndexError:  # another thread took the last one
-                break
+        requests = [(connection.raw, undo) for undo in undos]
         try:
-            replies = await self._runtime.request_all(
-                [(connection.raw, undo) for undo in undos], CONNECT_TIMEOUT, lambda _: True
-            )
+            replies = await self._runtime.request_all(requests, CONNECT_TIMEOUT, lambda _: True)
         except BaseException:  # cancelled: whether they arrived is unknown
             self.pending_undos.extend(undos)
             raise
@@ -147,17 +135,14 @@ class Node:
             elif reply is NO_REPLY or isinstance(reply, ServerError):
                 self.pending_undos.append(undo)
 
-    def _collect_lost_undos(self) -> None:
-        self._retry_undos([connection for connection in list(self._unconfirmed) if not connection.raw.open])
-
     def _on_error_reply(self, error: ServerError) -> None:
         """Send all unconfirmed undos again: the error may be the reply to any of them, and an undo may run twice."""
         self._retry_undos(list(self._unconfirmed))
         now = self._runtime.now()
         if error.kind != "NOSCRIPT" and now >= self._resend_at:
-            self._resend_at = now + FIRST_PAUSE
+            self._resend_at = now + PAUSE
 
-    def _retry_undos(self, connections: Sequence[RedisConnection]) -> None:
+    def _retry_undos(self, connections: Iterable[RedisConnection]) -> None:
         for connection in connections:
             self.pending_undos.extend(self._unconfirmed.pop(connection, ()))
 

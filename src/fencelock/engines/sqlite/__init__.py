@@ -1,8 +1,8 @@
 """The SQLite engine, the embedded default: many processes on one machine, no server, nothing to install.
 
 `paths` finds the file that a URL names and checks its file system, `access` checks the user's permissions, `opening` opens or
-creates the database, `database` owns the connection and runs transactions, `queue` has the statements and the steps of a
-transaction, and `engine` implements the protocol of `fencelock.core.engine`.
+creates the database, `database` owns the connection, `transactions` runs steps on it in either runtime, `queue` has the
+statements and steps of locks, and `engine` implements the protocol of `fencelock.core.engine`.
 """
 
 from __future__ import annotations

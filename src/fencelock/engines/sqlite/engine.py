@@ -10,29 +10,18 @@ from fencelock.core.clock import Deadline
 from fencelock.core.engine import MIN_REPLY_TIMEOUT, not_held, reply_timeout
 from fencelock.core.runtime import ProcessWakeup, Runtime
 from fencelock.core.wakeup import WakeupSender
-from fencelock.engines.sqlite.database import Database, DatabaseBusy
+from fencelock.engines.sqlite.database import Database
 from fencelock.engines.sqlite.queue import Queue
 from fencelock.engines.sqlite.rates import SqliteRates
 from fencelock.engines.sqlite.records import SqliteRecords
-from fencelock.errors import EngineUnavailable
-from fencelock.model import (
-    Claim,
-    Grant,
-    Renewal,
-    Snapshot,
-    TokenGuarantee,
-    Traits,
-    Waiting,
-)
+from fencelock.engines.sqlite.transactions import BUSY_TIMEOUT, Transactions
+from fencelock.model import Claim, Grant, Renewal, Snapshot, TokenGuarantee, Traits, Waiting
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TRAITS = Traits(engine="sqlite", guarantee=TokenGuarantee.DURABLE, fair=True, loss_pushed=False)
 
-BUSY_SLICE = 0.1
-"""Seconds that a thread waits for the write lock at a time. A cancellation waits for that long at most."""
-BUSY_TIMEOUT = 10.0
 POLL_WITH_WAKEUP = 1.0
 POLL_FIRST, POLL_LAST = 0.002, 0.1
 ABANDONED_KEPT = 10_000
@@ -53,8 +42,9 @@ class SqliteEngine:
         self._wakeups: dict[str, ProcessWakeup | None] = {}
         """What wakes each waiting claim, by its id; None if there is no descriptor for it."""
         self._wakeup_sender = WakeupSender()
-        self.rates = SqliteRates(self._read, self._write, database.now, namespace)
-        self.records = SqliteRecords(self._read, self._write_synced, database.mint, namespace)
+        self._transactions = Transactions(runtime, database)
+        self.rates = SqliteRates(self._transactions, database.now, namespace)
+        self.records = SqliteRecords(self._transactions, database.mint, namespace)
 
     # ------------------------------------------------------------------ the protocol
 
@@ -64,14 +54,14 @@ class SqliteEngine:
         is_enqueued = claim.id in self._wakeups
         seconds = deadline.at_most(BUSY_TIMEOUT)
         try:
-            token, ticket, retry_in = await self._write_queue(seconds, self._queue.attempt, claim, enqueue)
+            token, ticket, retry_in = await self._write(self._queue.attempt, claim, enqueue, seconds=seconds)
         except BaseException:
             if not is_enqueued:
-                self._close_wakeup(claim)  # the transaction that would have enqueued the claim failed
+                self._close_wakeups(claim.id)  # the transaction that would have enqueued the claim failed
             raise
         if token is None:
             return Waiting(claim, sent, retry_in, ticket)
-        self._close_wakeup(claim)
+        self._close_wakeups(claim.id)
         return Grant(claim, token, sent, ticket)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:
@@ -86,11 +76,11 @@ class SqliteEngine:
             else:
                 await self._runtime.sleep(until.at_most(poll * (0.5 + self._runtime.random() / 2)))
                 poll = min(poll * 2, POLL_LAST)
-            found = await self._read(self._queue.peek, claim, ticket)
+            found = await self._transactions.read(self._queue.peek, claim, ticket)
             if found is None or found[1]:
                 break  # the claim or a holder has expired
             if found[0] is not None:
-                self._close_wakeup(claim)
+                self._close_wakeups(claim.id)
                 return Grant(claim, found[0], waiting.since, ticket)
         return None
 
@@ -100,43 +90,43 @@ class SqliteEngine:
         self._queue.abandoned[claim.id] = None
         if len(self._queue.abandoned) > ABANDONED_KEPT:
             self._queue.abandoned.pop(next(iter(self._queue.abandoned)), None)
-        self._close_wakeup(claim)
-        await self._write_queue(BUSY_TIMEOUT, self._queue.abandon, claim)
+        self._close_wakeups(claim.id)
+        await self._write(self._queue.abandon, claim)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Renew all in one transaction."""
         seconds = min(reply_timeout(grant.claim.ttl, MIN_REPLY_TIMEOUT) for grant in grants)
-        return await self._run(seconds, self._database.write, self._queue.renew, grants)
+        return await self._transactions.write(self._queue.renew, grants, seconds=seconds)
 
     async def release(self, grant: Grant) -> bool:
         """Release the lock and grant it to the next waiter, in one transaction."""
-        return await self._write_queue(BUSY_TIMEOUT, self._queue.release, grant)
+        return await self._write(self._queue.release, grant)
 
     async def downgrade(self, grant: Grant) -> Grant:
         """Turn an exclusive grant into a shared one and admit the readers behind it, in one transaction."""
         sent = self._runtime.now()
-        if not await self._write_queue(BUSY_TIMEOUT, self._queue.downgrade, grant):
+        if not await self._write(self._queue.downgrade, grant):
             raise not_held(grant)
         return grant.downgraded(sent)
 
     async def inspect(self, name: str) -> Snapshot:
         """Return the holders and waiters of a name."""
-        return await self._read(self._queue.snapshot, name)
+        return await self._transactions.read(self._queue.snapshot, name)
 
     async def names(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over the names that were in use at the time of the call."""
-        for name in await self._read(self._queue.names, prefix):
+        for name in await self._transactions.read(self._queue.names, prefix):
             yield name
 
     async def force_release(self, name: str) -> int:
         """Remove the holders, skip a token, and grant the lock to the next waiter."""
-        return await self._write_queue(BUSY_TIMEOUT, self._queue.force_release, name)
+        return await self._write(self._queue.force_release, name)
 
     async def close(self) -> None:
         """Close the connection. The last one of all processes moves the log into the database, which may sync."""
         await self._runtime.run_blocking(self._database.close)
         self._wakeup_sender.close()
-        self._close_wakeups()
+        self._close_wakeups(*self._wakeups)
 
     def before_fork(self) -> None:
         """Close the connection before the fork."""
@@ -149,11 +139,11 @@ class SqliteEngine:
     def after_fork(self) -> None:
         """Drop the parent's wake-ups, and open a new connection when one is needed."""
         self._database.after_fork()
-        self._close_wakeups()
+        self._close_wakeups(*self._wakeups)
         self._wakeup_sender.close()
         self._wakeup_sender = WakeupSender()
 
-    # ------------------------------------------------------------------ wake-ups, and running a step
+    # ------------------------------------------------------------------ wake-ups
 
     def _wakeup_address(self, claim: Claim) -> str | None:
         if claim.id not in self._wakeups:
@@ -164,48 +154,19 @@ class SqliteEngine:
         wakeup = self._wakeups[claim.id]
         return None if wakeup is None else wakeup.address
 
-    def _close_wakeup(self, claim: Claim) -> None:
-        wakeup = self._wakeups.pop(claim.id, None)
-        if wakeup is not None:
-            wakeup.close()
-
-    def _close_wakeups(self) -> None:
-        for id in list(self._wakeups):
+    def _close_wakeups(self, *ids: str) -> None:
+        for id in ids:
             if (wakeup := self._wakeups.pop(id, None)) is not None:
                 wakeup.close()
 
-    async def _write_queue(self, seconds: float, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts) -> T:
+    async def _write(
+        self, step: Callable[[sqlite3.Cursor, list[str], *Ts], T], *args: *Ts, seconds: float = BUSY_TIMEOUT
+    ) -> T:
         """Run a step of the queue, and wake the claims that it granted the lock."""
         wakeups: list[str] = []
         try:
-            return await self._run(seconds, self._database.write, step, wakeups, *args)
+            return await self._transactions.write(step, wakeups, *args, seconds=seconds)
         finally:
             # Also after a cancellation: the step is done by then. A wake-up after a rolled-back step does no harm.
             for address in wakeups:
                 self._wakeup_sender.wake(address)
-
-    async def _write(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        return await self._run(BUSY_TIMEOUT, self._database.write, step, *args)
-
-    async def _write_synced(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        return await self._run(BUSY_TIMEOUT, self._database.write_synced, step, *args)
-
-    async def _read(self, step: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> T:
-        return await self._run(BUSY_TIMEOUT, self._database.read, step, *args)
-
-    async def _run(self, seconds: float, action: Callable[[float, *Ts], T], *args: *Ts) -> T:
-        """Run an action in this thread, which is faster than a change of threads; if it has to wait, in another one."""
-        try:
-            return action(0, *args)
-        except DatabaseBusy:
-            pass  # continue after the block, so that later errors do not have this one as their context
-        until = Deadline(self._runtime.now, seconds)
-        while True:
-            try:
-                return await self._runtime.run_blocking(action, BUSY_SLICE, *args)
-            except DatabaseBusy as error:
-                if until.passed:
-                    raise EngineUnavailable(
-                        f"{self._database.path}: another process has kept it locked for {seconds:.3g} s; is one "
-                        "stopped in the middle of a transaction?"
-                    ) from error.__cause__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -128,10 +129,5 @@ def _mounts(table: str | None) -> Iterator[tuple[str, str]]:
     for line in table.splitlines():
         # 36 35 98:0 /root /mount/point options - type source options
         fields, _, tail = line.partition(" - ")
-        yield _unescape(fields.split(" ")[4]), tail.split(" ")[0]
-
-
-def _unescape(point: str) -> str:
-    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        point = point.replace(octal, character)
-    return point
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), fields.split(" ")[4])
+        yield point, tail.split(" ")[0]

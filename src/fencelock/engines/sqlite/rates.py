@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fencelock.core.rates import RateRequest, Reservation, decide
+from fencelock.engines.sqlite.transactions import Transactions
 
 FIND = "SELECT time FROM rate WHERE space = ? AND key = ?"
 STORE = "INSERT OR REPLACE INTO rate (space, key, time) VALUES (?, ?, ?)"
@@ -15,26 +15,22 @@ STORE = "INSERT OR REPLACE INTO rate (space, key, time) VALUES (?, ?, ?)"
 class SqliteRates:
     """`fencelock.core.rates.Rates`."""
 
-    def __init__(
-        self, read: Callable[..., Any], write: Callable[..., Any], now: Callable[[], float], space: str
-    ) -> None:
-        self._read = read
-        self._write = write
+    def __init__(self, transactions: Transactions, now: Callable[[], float], space: str) -> None:
+        self._transactions = transactions
         self._now = now
         self._space = space
 
     async def reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
         """Charge all limits or none, in one transaction."""
-        reservation: Reservation = await self._write(self._reserve, requests, max_wait)
-        return reservation
+        return await self._transactions.write(self._reserve, requests, max_wait)
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
         """Give back each charge that is still the last one, in one transaction."""
-        await self._write(self._refund, requests, reservation)
+        await self._transactions.write(self._refund, requests, reservation)
 
     async def read(self, keys: Sequence[str]) -> tuple[int, list[int]]:
         """Read all limits."""
-        times: list[int] = await self._read(self._find_all, keys)
+        times = await self._transactions.read(self._find_all, keys)
         return int(self._now() * 1e6), times
 
     def _reserve(self, db: sqlite3.Cursor, requests: Sequence[RateRequest], max_wait: float) -> Reservation:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from math import ceil
-from typing import Any
 
 from fencelock.core.clock import wall_us
 from fencelock.core.records import Record, StoredRecord, Written
+from fencelock.engines.sqlite.transactions import Transactions
 
 FIND = "SELECT value, token, version, ends / 1e6 FROM record WHERE space = ? AND key = ?"
 WRITE = "INSERT OR REPLACE INTO record (space, key, value, token, version, ends) VALUES (?, ?, ?, ?, ?, ?)"
@@ -17,29 +17,21 @@ WRITE = "INSERT OR REPLACE INTO record (space, key, value, token, version, ends)
 class SqliteRecords:
     """`fencelock.core.records.Records`."""
 
-    def __init__(
-        self,
-        read: Callable[..., Any],
-        write_synced: Callable[..., Any],
-        mint: Callable[[sqlite3.Cursor], int],
-        space: str,
-    ) -> None:
-        self._read = read
-        self._write_synced = write_synced
+    def __init__(self, transactions: Transactions, mint: Callable[[sqlite3.Cursor], int], space: str) -> None:
+        self._transactions = transactions
         self._mint = mint
         self._space = space
 
     async def read(self, key: str) -> Record | None:
         """Return the record of a key, or None."""
-        entry = await self._read(self._find, key)
+        entry = await self._transactions.read(self._find, key)
         return None if entry is None else entry.seen(wall_us() / 1e6)
 
     async def write(
         self, key: str, value: bytes | None, *, token: int, ttl: float, expect: int | None = None
     ) -> Written:
         """Compare and write, in one transaction."""
-        written: Written = await self._write_synced(self._write, key, value, token, ttl, expect)
-        return written
+        return await self._transactions.write_synced(self._write, key, value, token, ttl, expect)
 
     def _find(self, db: sqlite3.Cursor, key: str) -> StoredRecord | None:
         row = db.execute(FIND, (self._space, key)).fetchone()

@@ -1,5 +1,5 @@
--- Release this node if this proposal holds it, and refuse the proposal if it arrives later. Returns 1 if the proposal held the
--- node, else 0.
+-- Release this node if this proposal holds it, and refuse the proposal if it arrives later. Returns 1 if the proposal held
+-- the node, else 0.
 -- KEYS: base.  ARGV: name, id, proposal (0: none was made); and to enqueue the claim: ttl, label, channel, ticket.
 -- include redlock/node.lua
 local _, id, proposal, ttl, label, channel, ticket = unpack(ARGV)
@@ -12,14 +12,8 @@ if ticket or redis.call('EXISTS', BASE .. ':queue:' .. NAME) == 1 then
   if released == 1 or not holder then notify_next() end
 end
 if tonumber(proposal) > 0 then
-  -- One above the proposal: so a heal that arrives later is refused, too.
-  local above = string.format('%.0f', proposal + 1)
-  local seen, highest = unpack(redis.call('HMGET', SEEN, NAME, '\0high'))
-  if seen == proposal then
-    redis.call('HSET', SEEN, NAME, above, '\0high', tonumber(above) > tonumber(highest) and above or highest)
-  else
-    -- include redlock/last.lua
-    if tonumber(above) > last then raise(above) end
-  end
+  -- include redlock/last.lua
+  local raised = string.format('%.0f', proposal + 1) -- one above the proposal: so a heal that arrives later is refused, too
+  if tonumber(raised) > last then set_last(raised) end
 end
 return released
