@@ -232,8 +232,8 @@ def members_of(kind: type) -> Iterator[str]:
             continue
         if isinstance(member, property):
             yield f"**`.{name}`** {text_of(member)}"
-        elif callable(member):
-            yield f"**`.{signature_of(name, member)}`** {text_of(member)}"
+        elif callable(method := getattr(kind, name)):
+            yield f"**`.{signature_of(name, method)}`** {text_of(method)}"
 
 
 def entry(name: str, thing: Any) -> Iterator[str]:

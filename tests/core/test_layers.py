@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Only these know that asyncio exists.
-ASYNCIO = ("runtime/asyncio", "web/", "sim/", "cli/", "aio/wrap.py")
+ASYNCIO = ("runtime/asyncio", "web/", "sim/", "cli/", "runtime/both_apis.py", "aio/fences/file.py")
 
 
 def part_of(module: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NamedTuple
 
 from fencelock.errors import FencelockError
-from fencelock.runtime.half import ASYNCIO
+from fencelock.runtime.asyncio import AsyncioRuntime
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -76,7 +76,7 @@ async def call_app(
     start: Message | None = None
     parts: list[bytes] = []
     given = complete = False
-    responded = ASYNCIO.runtime().event()
+    responded = AsyncioRuntime().event()
 
     async def receive_stored() -> Message:
         nonlocal given

@@ -14,24 +14,22 @@ from typing import Any
 from fencelock.errors import InvalidArgument
 from fencelock.fences import Fenced, core
 from fencelock.fences.core import HighWaterMark, TokenPair
-from fencelock.runtime.half import BLOCKING, Half, blocking
-from fencelock.sqlio import other_half
+from fencelock.runtime.both_apis import Api, BlockingApi, both_apis
+from fencelock.sqlio import wrong_api
 
 Json = dict[str, Any]
 
 
-class BaseEtcdFence:
-    """The coroutines of both halves."""
-
-    half: Half = BLOCKING
+class BaseEtcdFence(Api):
+    """What both APIs share."""
 
     def __init__(self, client: Any, *, prefix: str = "fencelock-fence/") -> None:
         if not prefix.endswith("/"):
             raise InvalidArgument(
                 f"the prefix of the marks must end with a slash, as in 'fencelock-fence/', not {prefix!r:.60}"
             )
-        if iscoroutinefunction(client.transaction) is not self.half.awaited:
-            raise other_half(client, "fences", awaited=self.half.awaited)
+        if iscoroutinefunction(client.transaction) is not self._awaited:
+            raise wrong_api(client, "fences", awaited=self._awaited)
         self._client = client
         self._prefix = prefix
 
@@ -65,7 +63,8 @@ class BaseEtcdFence:
         """
         return HighWaterMark.of(core.credentials_of(lease)).text
 
-    async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
+    @both_apis
+    async def enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         pair, name = core.named_credentials(lease, resource)
         key = self.key(name)
@@ -78,7 +77,8 @@ class BaseEtcdFence:
             if await self._put(unchanged, key, HighWaterMark.of(pair)):
                 return
 
-    async def _transaction(self, lease: Fenced, request: Mapping[str, Any], resource: str | None = None) -> Json:
+    @both_apis
+    async def transaction(self, lease: Fenced, request: Mapping[str, Any], resource: str | None = None) -> Json:
         """Send a transaction with the compare added; return its reply, or raise StaleToken.
 
         If `succeeded` is missing or False in the reply, one of your own compares failed.
@@ -99,19 +99,22 @@ class BaseEtcdFence:
             raise core.not_entered(name, pair)
         return {**reply, "responses": reply["responses"][:-2]}
 
-    async def _token(self, resource: str) -> int | None:
+    @both_apis
+    async def token(self, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
         (mark, _), (minimum, _) = await self._get(self.key(resource), self._prefix)
         return core.token_of(mark or minimum)
 
-    async def _rebase(self, resource: str, token: int, *, reason: str) -> None:
+    @both_apis
+    async def rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
         to, why, key = core.check_token(token), core.check_reason(reason), self.key(resource)
         ((before, _),) = await self._get(key)
         await self._put([], key, HighWaterMark(to, ""))
         core.log_rebase(resource, core.token_of(before), to, why)
 
-    async def _rebase_all(self, token: int, *, reason: str) -> int:
+    @both_apis
+    async def rebase_all(self, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason."""
         to, why = core.check_token(token), core.check_reason(reason)
         ((minimum, _),) = await self._get(self._prefix)
@@ -123,7 +126,8 @@ class BaseEtcdFence:
         core.log_rebase_all(len(marks), to, why)
         return len(marks)
 
-    async def _prune(self, min_token: int) -> int:
+    @both_apis
+    async def prune(self, min_token: int) -> int:
         """Remove the marks below `min_token`; return their number.
 
         From then on, a resource without a mark refuses tokens below `min_token`.
@@ -164,10 +168,10 @@ class BaseEtcdFence:
         return bool((await self._send({"compare": compares, "success": [put]})).get("succeeded"))
 
     async def _send(self, request: Json) -> Json:
-        return dict(await self.half.call(self._client.transaction, request))
+        return dict(await self._call(self._client.transaction, request))
 
 
-class EtcdFence(BaseEtcdFence):
+class EtcdFence(BaseEtcdFence, BlockingApi):
     """Adds a compare to transactions that fails once a newer holder has entered.
 
     `client` has `transaction(request)`, as etcd3gw's client has; `fencelock.aio.fences.etcd` has the same class for a client
@@ -181,13 +185,6 @@ class EtcdFence(BaseEtcdFence):
     ...     put = {"request_put": {"key": coded("apples"), "value": coded(str(left))}}
     ...     fence.transaction(lease, {"success": [put]})                     # StaleToken if a newer holder has entered
     """
-
-    enter = blocking(BaseEtcdFence._enter)
-    transaction = blocking(BaseEtcdFence._transaction)
-    token = blocking(BaseEtcdFence._token)
-    rebase = blocking(BaseEtcdFence._rebase)
-    rebase_all = blocking(BaseEtcdFence._rebase_all)
-    prune = blocking(BaseEtcdFence._prune)
 
 
 def coded(text: str | bytes) -> str:

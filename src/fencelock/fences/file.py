@@ -11,57 +11,36 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO
 
 from fencelock.errors import FencelockError
 from fencelock.fences import Fenced, core
 from fencelock.fences.core import HighWaterMark, TokenPair
+from fencelock.runtime.both_apis import Api, BlockingApi, in_thread
 
 Path = str | os.PathLike[str]
 SUFFIX = ".fence"
 
 
-class FileFence:
-    """Replaces files, and refuses old tokens; the resource is the path.
+class BaseFileFence(Api):
+    """What both APIs share."""
 
-    Call `enter` before the first read that a write depends on. For processes of one machine, or of several on a file system
-    whose `flock` they share. Readers need no fence: they see the old file or the new one, complete.
-
-    >>> import tempfile, types
-    >>> old, new = types.SimpleNamespace(token=33, id="a"), types.SimpleNamespace(token=34, id="b")
-    >>> path = os.path.join(tempfile.mkdtemp(), "stock")
-    >>> fence = FileFence()
-    >>> fence.write(old, path, b"100")
-    >>> fence.enter(new, path)
-    >>> with open(path) as file:
-    ...     left = int(file.read()) - 5
-    >>> fence.write(new, path, str(left).encode())
-    >>> fence.write(old, path, b"90")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    fencelock.errors.StaleToken: ...stock' refused token 33: it has accepted token 34. Stop, and acquire the lock again...
-    """
-
+    @in_thread
     def enter(self, lease: Fenced, path: Path) -> None:
         """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         pair, file = core.credentials_of(lease), _FencedFile.at(path)
         with file.locked():
             file.advance(pair)
 
+    @in_thread
     def write(self, lease: Fenced, path: Path, data: bytes) -> None:
         """Replace the file's content, or raise StaleToken. The new content is on disk when this returns."""
-        with self.replace(lease, path) as file:
+        with self._replace(lease, path) as file:
             file.write(data)
 
     @contextmanager
-    def replace(self, lease: Fenced, path: Path) -> Iterator[IO[bytes]]:
-        """Open a new file, which replaces the old one at the end of the block; then raise StaleToken if the token is old.
-
-        >>> import tempfile, types
-        >>> path = os.path.join(tempfile.mkdtemp(), "report")
-        >>> with FileFence().replace(types.SimpleNamespace(token=7, id="me"), path) as file:
-        ...     _ = file.write(b"done")
-        """
+    def _replace(self, lease: Fenced, path: Path) -> Iterator[IO[bytes]]:
         core.credentials_of(lease)
         fenced = _FencedFile.at(path)
         with fenced.temporary() as (file, temporary):
@@ -71,6 +50,7 @@ class FileFence:
                 fenced.advance(core.credentials_of(lease))  # the lease may have ended while the file was written
                 fenced.rename(temporary, fenced.path)
 
+    @in_thread
     def token(self, path: Path) -> int | None:
         """Return the lowest token that the file accepts: the highest one so far, or the folder's `min_token`, or None.
 
@@ -78,6 +58,7 @@ class FileFence:
         """
         return core.token_of(_FencedFile.at(path).mark())
 
+    @in_thread
     def rebase(self, path: Path, token: int, *, reason: str) -> None:
         """Move the fence of a file on purpose, down or up: it accepts every token from this one on. Logs the reason."""
         to, why, file = core.check_token(token), core.check_reason(reason), _FencedFile.at(path)
@@ -86,6 +67,7 @@ class FileFence:
             file.set_mark(HighWaterMark(to, ""))
         core.log_rebase(file.path, core.token_of(before), to, why)
 
+    @in_thread
     def rebase_all(self, folder: Path, token: int, *, reason: str) -> int:
         """Move the fences of all files in a folder, and its `min_token`, to one token; return the number of files.
 
@@ -101,6 +83,7 @@ class FileFence:
         core.log_rebase_all(len(names), to, why)
         return len(names)
 
+    @in_thread
     def prune(self, folder: Path, min_token: int) -> int:
         """Remove the marks below `min_token` of the files in a folder, also of deleted files; return their number.
 
@@ -121,6 +104,37 @@ class FileFence:
         count = sum(_FencedFile(real, name).remove_mark(min_token) for name in _marked_files(real))
         core.log_prune(count, in_force)
         return count
+
+
+class FileFence(BaseFileFence, BlockingApi):
+    """Replaces files, and refuses old tokens; the resource is the path.
+
+    Call `enter` before the first read that a write depends on. For processes of one machine, or of several on a file system
+    whose `flock` they share. Readers need no fence: they see the old file or the new one, complete.
+
+    >>> import tempfile, types
+    >>> old, new = types.SimpleNamespace(token=33, id="a"), types.SimpleNamespace(token=34, id="b")
+    >>> path = os.path.join(tempfile.mkdtemp(), "stock")
+    >>> fence = FileFence()
+    >>> fence.write(old, path, b"100")
+    >>> fence.enter(new, path)
+    >>> with open(path) as file:
+    ...     left = int(file.read()) - 5
+    >>> fence.write(new, path, str(left).encode())
+    >>> fence.write(old, path, b"90")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fencelock.errors.StaleToken: ...stock' refused token 33: it has accepted token 34. Stop, and acquire the lock again...
+    """
+
+    def replace(self, lease: Fenced, path: Path) -> AbstractContextManager[IO[bytes]]:
+        """Open a new file, which replaces the old one at the end of the block; then raise StaleToken if the token is old.
+
+        >>> import tempfile, types
+        >>> path = os.path.join(tempfile.mkdtemp(), "report")
+        >>> with FileFence().replace(types.SimpleNamespace(token=7, id="me"), path) as file:
+        ...     _ = file.write(b"done")
+        """
+        return self._replace(lease, path)
 
 
 class _FencedFile:

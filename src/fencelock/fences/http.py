@@ -16,14 +16,15 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote
 
 from fencelock.errors import FencelockError, InvalidType, StaleToken
 from fencelock.fences import Fenced, TokenPair
 from fencelock.fences.core import check_resource, credentials_of
-from fencelock.runtime.half import check_not_awaitable
-from fencelock.sqlio import other_half
+from fencelock.runtime.blocking import run_sync
+from fencelock.runtime.both_apis import Api, BlockingApi
+from fencelock.sqlio import wrong_api
 
 __all__ = [
     "HEADER",
@@ -46,6 +47,7 @@ WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _SHAPE = re.compile(r'[ \t]*([0-9]{1,16})[ \t]*;[ \t]*id="([!#-\[\]-~]{1,1000})"[ \t]*')
 _TITLES = {400: "Bad fencing token", 409: "Stale fencing token", 428: "Fencing token required"}
 
+A = TypeVar("A")
 R = TypeVar("R")
 
 
@@ -179,15 +181,18 @@ def _problem(status: int, kind: str, detail: str, **more: Any) -> Problem:
     return Problem(status, fields["title"], json.dumps(given).encode())
 
 
-def refused(stale: StaleToken) -> Problem:
-    """Return the response to a request with an old token."""
-    return _problem(409, "stale-token", str(stale), instance=stale.name, token=stale.token, seen=stale.seen)
+class BaseFencingMiddleware(Api, Generic[A]):
+    """What both kinds of middleware share: check their options, and the token of a request."""
 
-
-class TokenGuard:
-    """What both kinds of middleware share: check their options, and find the token of a request."""
-
-    def __init__(self, fence: Any, resource: Any, methods: Iterable[str], required: bool, *, awaited: bool) -> None:
+    def __init__(
+        self,
+        app: A,
+        fence: Any,
+        *,
+        resource: Callable[[Mapping[str, Any]], str | None],
+        methods: Iterable[str] = WRITES,
+        required: bool = True,
+    ) -> None:
         if not callable(resource):
             raise InvalidType(
                 "resource is a function that takes the scope or environ of a request and returns the name of what is "
@@ -201,13 +206,16 @@ class TokenGuard:
                 "StandaloneSqlFence(connect) with a function that opens a connection to a database, not "
                 f"{type(fence).__name__}"
             )
-        if iscoroutinefunction(fence.enter) is not awaited:
-            raise other_half(fence, "fences", awaited=awaited)
+        if iscoroutinefunction(fence.enter) is not self._awaited:
+            raise wrong_api(fence, "fences", awaited=self._awaited)
+        self._app = app
+        self._fence = fence
+        self._resource = resource
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
 
-    def find_token(self, method: str, resource: str | None, values: list[str]) -> TokenPair | Problem | None:
-        """Return the token of a request, None if the request needs none, or the response that refuses it."""
+    async def _check(self, method: str, resource: str | None, values: list[str]) -> TokenPair | Problem | None:
+        """Return the accepted token of a request, None if the request needs none, or the response that refuses it."""
         # Some applications accept `post` for `POST`, so a method in lower case needs a token, too.
         if method.upper() not in self._methods or resource is None:
             return None
@@ -219,9 +227,13 @@ class TokenGuard:
             detail = f"{method} needs the header {HEADER}, with the token and the id of the caller's lease"
             return _problem(428, "token-required", detail) if self._required else None
         try:
-            return parse(", ".join(values))._replace(name=resource)
+            token = parse(", ".join(values))._replace(name=resource)
+            await self._call(self._fence.enter, token, resource)
         except BadHeader as error:
             return _problem(400, "bad-token", str(error))
+        except StaleToken as stale:
+            return _problem(409, "stale-token", str(stale), instance=stale.name, token=stale.token, seen=stale.seen)
+        return token
 
 
 def path_of(request: Mapping[str, Any]) -> str:
@@ -243,7 +255,7 @@ def path_of(request: Mapping[str, Any]) -> str:
     return path.rstrip("/") or "/"
 
 
-class WsgiFencingMiddleware:
+class WsgiFencingMiddleware(BaseFencingMiddleware[Callable[..., Iterable[bytes]]], BlockingApi):
     """WSGI middleware: 409 and a problem+json body for an old token, 428 without a token, 400 for a malformed one.
 
     `fence` stores the highest token of each resource. It has `enter(lease, resource)`, as RedisFence, StandaloneSqlFence and
@@ -263,31 +275,13 @@ class WsgiFencingMiddleware:
     >>> fenced = WsgiFencingMiddleware(app, MemoryFence(), resource=lambda environ: names.get(path_of(environ)))
     """
 
-    def __init__(
-        self,
-        app: Callable[..., Iterable[bytes]],
-        fence: Any,
-        *,
-        resource: Callable[[Mapping[str, Any]], str | None],
-        methods: Iterable[str] = WRITES,
-        required: bool = True,
-    ) -> None:
-        self._guard = TokenGuard(fence, resource, methods, required, awaited=False)
-        self._app = app
-        self._fence = fence
-        self._resource = resource
-
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Pass a request on, or refuse it."""
         value = environ.get("HTTP_FENCING_TOKEN")
         values = [] if value is None else [value]
-        found = self._guard.find_token(environ["REQUEST_METHOD"], self._resource(environ), values)
+        found = run_sync(self._check(environ["REQUEST_METHOD"], self._resource(environ), values))
         if isinstance(found, TokenPair):
-            try:
-                check_not_awaitable(self._fence.enter(found, found.name))
-                environ["fencelock"] = found
-            except StaleToken as stale:
-                found = refused(stale)
+            environ["fencelock"] = found
         if not isinstance(found, Problem):
             return self._app(environ, start_response)
         headers = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(found.body)))]

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
 
 from fencelock.errors import FencelockError
 from fencelock.fences import Fenced, core
 from fencelock.fences.core import HighWaterMark
+from fencelock.runtime.both_apis import Api, BlockingApi, both_apis
 
 
-class MemoryFence:
-    """Refuses old tokens, for each resource in this process. Threads may share it.
-
-    Call `enter` before the first read that a write depends on; every write checks again.
-
-    >>> import fencelock
-    >>> from fencelock.fences import TokenPair
-    >>> from fencelock.fences.memory import MemoryFence
-    >>> fence, stock = MemoryFence(), {"apples": 100}
-    >>> with fencelock.connect("memory://fence") as locks:
-    ...     slow = locks.lock("apples", ttl=0.1, renew=False).acquire()
-    ...     fence.enter(slow)                                  # before the first read
-    ...     seen_by_slow = stock["apples"]
-    ...     with locks.lock("apples") as lease:                # after the ttl of the slow holder
-    ...         fence.enter(lease)
-    ...         with fence.write(lease):                       # check and write in one step
-    ...             stock["apples"] -= 10
-    ...     for late in (slow, TokenPair(slow.token, slow.id, slow.name)):  # with its own clock, and without it
-    ...         try:
-    ...             with fence.write(late):
-    ...                 stock["apples"] = seen_by_slow - 5
-    ...         except fencelock.FencelockError as error:
-    ...             print(type(error).__name__)
-    LeaseLost
-    StaleToken
-    >>> stock
-    {'apples': 90}
-    """
+class BaseMemoryFence(Api):
+    """What both APIs share. Nothing of it waits for anything but the mutex."""
 
     def __init__(self) -> None:
         self._mutex = RLock()
@@ -46,12 +21,14 @@ class MemoryFence:
         self._min: HighWaterMark | None = None
         self._writing: dict[str, list[HighWaterMark]] = {}
 
-    def enter(self, lease: Fenced, resource: str | None = None) -> None:
+    @both_apis
+    async def enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         with self._mutex:
             self._advance(lease, resource)
 
-    def check(self, lease: Fenced, resource: str | None = None) -> None:
+    @both_apis
+    async def check(self, lease: Fenced, resource: str | None = None) -> None:
         """Raise StaleToken if the resource has accepted a newer token, or an equal one of another claim.
 
         Another thread may enter between this and a write that follows: `write` excludes that.
@@ -60,16 +37,7 @@ class MemoryFence:
             self._advance(lease, resource)
 
     @contextmanager
-    def write(self, lease: Fenced, resource: str | None = None) -> Iterator[None]:
-        """Check, and let no other thread enter until the block ends. Keep the block short: it delays every resource.
-
-        The block must not await: another task of the same thread that enters meanwhile gets an error.
-
-        >>> from types import SimpleNamespace
-        >>> fence = MemoryFence()
-        >>> with fence.write(SimpleNamespace(token=7, id="me", name="report")):
-        ...     report = "done"
-        """
+    def _write(self, lease: Fenced, resource: str | None) -> Iterator[None]:
         with self._mutex:
             name = self._advance(lease, resource)
             mark, writing = self._marks[name], self._writing.setdefault(name, [])
@@ -81,7 +49,8 @@ class MemoryFence:
                 if not writing:
                     self._writing.pop(name, None)
 
-    def token(self, resource: str) -> int | None:
+    @both_apis
+    async def token(self, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None.
 
         >>> MemoryFence().token("report")
@@ -89,7 +58,8 @@ class MemoryFence:
         with self._mutex:
             return core.token_of(self._marks.get(resource, self._min))
 
-    def rebase(self, resource: str, token: int, *, reason: str) -> None:
+    @both_apis
+    async def rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason.
 
         For locks that moved to an engine whose clock is behind. A holder of an older lease is accepted, too: make sure that
@@ -108,7 +78,8 @@ class MemoryFence:
             self._marks[resource] = mark
         core.log_rebase(resource, core.token_of(before), token, reason)
 
-    def rebase_all(self, token: int, *, reason: str) -> int:
+    @both_apis
+    async def rebase_all(self, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason.
 
         >>> from types import SimpleNamespace
@@ -126,7 +97,8 @@ class MemoryFence:
         core.log_rebase_all(count, token, reason)
         return count
 
-    def prune(self, min_token: int) -> int:
+    @both_apis
+    async def prune(self, min_token: int) -> int:
         """Remove the marks below `min_token`; return their number.
 
         From then on, a resource without a mark refuses tokens below `min_token`.
@@ -159,3 +131,45 @@ class MemoryFence:
             )
         self._marks[name] = HighWaterMark.of(pair)
         return name
+
+
+class MemoryFence(BaseMemoryFence, BlockingApi):
+    """Refuses old tokens, for each resource in this process. Threads may share it.
+
+    Call `enter` before the first read that a write depends on; every write checks again.
+
+    >>> import fencelock
+    >>> from fencelock.fences import TokenPair
+    >>> from fencelock.fences.memory import MemoryFence
+    >>> fence, stock = MemoryFence(), {"apples": 100}
+    >>> with fencelock.connect("memory://fence") as locks:
+    ...     slow = locks.lock("apples", ttl=0.1, renew=False).acquire()
+    ...     fence.enter(slow)                                  # before the first read
+    ...     seen_by_slow = stock["apples"]
+    ...     with locks.lock("apples") as lease:                # after the ttl of the slow holder
+    ...         fence.enter(lease)
+    ...         with fence.write(lease):                       # check and write in one step
+    ...             stock["apples"] -= 10
+    ...     for late in (slow, TokenPair(slow.token, slow.id, slow.name)):  # with its own clock, and without it
+    ...         try:
+    ...             with fence.write(late):
+    ...                 stock["apples"] = seen_by_slow - 5
+    ...         except fencelock.FencelockError as error:
+    ...             print(type(error).__name__)
+    LeaseLost
+    StaleToken
+    >>> stock
+    {'apples': 90}
+    """
+
+    def write(self, lease: Fenced, resource: str | None = None) -> AbstractContextManager[None]:
+        """Check, and let no other thread enter until the block ends. Keep the block short: it delays every resource.
+
+        The block must not await: another task of the same thread that enters meanwhile gets an error.
+
+        >>> from types import SimpleNamespace
+        >>> fence = MemoryFence()
+        >>> with fence.write(SimpleNamespace(token=7, id="me", name="report")):
+        ...     report = "done"
+        """
+        return self._write(lease, resource)

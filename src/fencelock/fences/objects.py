@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from fencelock.errors import FencelockError, GuaranteeUnavailable, VersionConflict
 from fencelock.fences import Fenced, core
 from fencelock.fences.core import HighWaterMark, TokenPair
+from fencelock.runtime.both_apis import Api, BlockingApi, in_thread
 
 METADATA = "fencelock"
 PUT_ID = "fencelock-put"
@@ -39,24 +40,8 @@ class StoredObject(NamedTuple):
     put_id: str = ""
 
 
-class ObjectFence:
-    """Changes objects of a bucket, and refuses old tokens.
-
-    `client` is a boto3 S3 client, or anything else with its `get_object` and `put_object` that obeys `IfMatch` and
-    `IfNoneMatch`.
-
-    S3's ETag is the digest of the content: if a newer holder has put back exactly what an older one has read, the older
-    one's put succeeds. It loses nothing, as it was made from the current content. To exclude that, make the mark part of
-    the content: `stamp(body, mark)` returns the body to store.
-
-    A store that ignores conditions does not report it. Therefore the first write is preceded by a put, beside the object,
-    whose condition cannot be met, and the first new object is put twice: a store that accepts either is refused
-    (GuaranteeUnavailable). `probe=False` skips that, for callers that may write nowhere else and know their store.
-
-    >>> def sell(client: S3Client, lease: fencelock.Lease) -> None:
-    ...     fence = ObjectFence(client, "shop")
-    ...     fence.update(lease, "apples", lambda body: str(int(body) - 5).encode())
-    """
+class BaseObjectFence(Api):
+    """What both APIs share."""
 
     def __init__(
         self, client: Any, bucket: str, *, stamp: Callable[[bytes, str], bytes] | None = None, probe: bool = True
@@ -66,42 +51,39 @@ class ObjectFence:
         self._stamp = stamp
         self._obeyed = set[str]() if probe else {"IfMatch", "IfNoneMatch"}
 
+    @in_thread
     def update(self, lease: Fenced, key: str, fn: Callable[[bytes | None], bytes]) -> bytes:
         """Read an object, change it with `fn`, and put it back; return the new content, or raise StaleToken.
 
         `fn` gets the content, or None if there is no object, and may be called several times.
         """
-        tried = 0
-        while True:
-            seen = self.read(lease, key)
-            body = fn(None if seen.etag is None else seen.body)
-            if self._put(key, core.credentials_of(lease), body, seen):
-                return body
-            tried = _pause(key, tried)
+        return self._update(lease, key, fn)
 
+    @in_thread
     def read(self, lease: Fenced, key: str) -> StoredObject:
         """Return an object, or raise StaleToken if a newer holder has written it. A missing object has no ETag."""
-        pair, seen = core.credentials_of(lease), self._get(core.check_resource(key))
-        core.admit(key, pair, seen.mark)
-        return seen
+        return self._read(lease, key)
 
+    @in_thread
     def write(self, lease: Fenced, key: str, body: bytes, seen: StoredObject | None = None) -> bool:
         """Replace the object that was read; return False if an older holder has changed it since: then read again.
 
         Without `seen`, it replaces whatever an older holder has written.
         """
         if seen is None:
-            self.update(lease, key, lambda _: body)
+            self._update(lease, key, lambda _: body)
             return True
         if self._put(key, core.credentials_of(lease), body, seen):
             return True
-        self.read(lease, key)
+        self._read(lease, key)
         return False
 
+    @in_thread
     def token(self, key: str) -> int | None:
         """Return the highest token that has written the object, or None."""
         return core.token_of(self._get(core.check_resource(key)).mark)
 
+    @in_thread
     def rebase(self, key: str, token: int, *, reason: str) -> None:
         """Move the fence of an object on purpose, down or up: it accepts every token from this one on. Logs the reason.
 
@@ -120,6 +102,20 @@ class ObjectFence:
                 break
             tried = _pause(key, tried)
         core.log_rebase(key, core.token_of(seen.mark), token, why)
+
+    def _update(self, lease: Fenced, key: str, fn: Callable[[bytes | None], bytes]) -> bytes:
+        tried = 0
+        while True:
+            seen = self._read(lease, key)
+            body = fn(None if seen.etag is None else seen.body)
+            if self._put(key, core.credentials_of(lease), body, seen):
+                return body
+            tried = _pause(key, tried)
+
+    def _read(self, lease: Fenced, key: str) -> StoredObject:
+        pair, seen = core.credentials_of(lease), self._get(core.check_resource(key))
+        core.admit(key, pair, seen.mark)
+        return seen
 
     def _get(self, key: str) -> StoredObject:
         try:
@@ -184,6 +180,26 @@ class ObjectFence:
             "that obeys it, or keep fenced data elsewhere",
             key,
         )
+
+
+class ObjectFence(BaseObjectFence, BlockingApi):
+    """Changes objects of a bucket, and refuses old tokens.
+
+    `client` is a boto3 S3 client, or anything else with its `get_object` and `put_object` that obeys `IfMatch` and
+    `IfNoneMatch`.
+
+    S3's ETag is the digest of the content: if a newer holder has put back exactly what an older one has read, the older
+    one's put succeeds. It loses nothing, as it was made from the current content. To exclude that, make the mark part of
+    the content: `stamp(body, mark)` returns the body to store.
+
+    A store that ignores conditions does not report it. Therefore the first write is preceded by a put, beside the object,
+    whose condition cannot be met, and the first new object is put twice: a store that accepts either is refused
+    (GuaranteeUnavailable). `probe=False` skips that, for callers that may write nowhere else and know their store.
+
+    >>> def sell(client: S3Client, lease: fencelock.Lease) -> None:
+    ...     fence = ObjectFence(client, "shop")
+    ...     fence.update(lease, "apples", lambda body: str(int(body) - 5).encode())
+    """
 
 
 def _pause(key: str, tried: int) -> int:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from fencelock.errors import InvalidArgument
 from fencelock.fences import Fenced, core
 from fencelock.fences.core import HighWaterMark, TokenPair
-from fencelock.runtime.half import BLOCKING, Half, blocking
-from fencelock.sqlio import other_half
+from fencelock.runtime.both_apis import Api, BlockingApi, both_apis
+from fencelock.sqlio import wrong_api
 
 REFUSED = "FENCED"
 """What the script's error has before the mark that refused the token."""
@@ -25,39 +25,42 @@ REFUSED = "FENCED"
 SCAN_COUNT = 500
 
 
-class BaseRedisFence:
-    """The coroutines of both halves."""
-
-    half: Half = BLOCKING
+class BaseRedisFence(Api):
+    """What both APIs share."""
 
     def __init__(self, client: Any, *, key: str = "fencelock:fence") -> None:
         if not key:
             raise InvalidArgument("the marks need a key of their own in Redis, as in key='fencelock:fence'")
-        check_redis_client(client, "fences", self.half)
+        check_redis_client(client, "fences", awaited=self._awaited)
         self._client = client
         self._key = key
 
-    async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
+    @both_apis
+    async def enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
-        await self._run(lease, "return 1", resource=resource)
+        await self._call(self.run, lease, "return 1", resource=resource)
 
-    async def _set(
+    @both_apis
+    async def set(
         self, lease: Fenced, key: str | bytes, value: Any, *, resource: str | None = None, px: int | None = None
     ) -> Any:
         """SET a key, fenced; `px` is its time to live in ms."""
-        return await self._run(lease, *_set_command(key, value, px), resource=resource)
+        return await self._call(self.run, lease, *_set_command(key, value, px), resource=resource)
 
-    async def _hset(
+    @both_apis
+    async def hset(
         self, lease: Fenced, key: str | bytes, mapping: Mapping[Any, Any], *, resource: str | None = None
     ) -> Any:
         """HSET fields of a hash, fenced; return the number of new fields."""
-        return await self._run(lease, *_hset_command(key, mapping), resource=resource)
+        return await self._call(self.run, lease, *_hset_command(key, mapping), resource=resource)
 
-    async def _delete(self, lease: Fenced, *keys: str | bytes, resource: str | None = None) -> Any:
+    @both_apis
+    async def delete(self, lease: Fenced, *keys: str | bytes, resource: str | None = None) -> Any:
         """DEL keys, fenced; return the number of keys that were there."""
-        return await self._run(lease, *_delete_command(keys), resource=resource)
+        return await self._call(self.run, lease, *_delete_command(keys), resource=resource)
 
-    async def _run(
+    @both_apis
+    async def run(
         self,
         lease: Fenced,
         script: str,
@@ -79,17 +82,20 @@ class BaseRedisFence:
         """
         return FencedPipeline(pipeline, lease, resource, self._key)
 
-    async def _token(self, resource: str) -> int | None:
+    @both_apis
+    async def token(self, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
         return _token_in(await self._eval(_script("get_mark"), [self._key], [core.check_resource(resource)]))
 
-    async def _rebase(self, resource: str, token: int, *, reason: str) -> None:
+    @both_apis
+    async def rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
         to, why = core.check_token(token), core.check_reason(reason)
         before = await self._eval(_script("set_mark"), [self._key], [core.check_resource(resource), to])
         core.log_rebase(resource, _token_in(before), to, why)
 
-    async def _rebase_all(self, token: int, *, reason: str) -> int:
+    @both_apis
+    async def rebase_all(self, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason.
 
         Resources that are entered for the first time meanwhile keep their marks.
@@ -102,7 +108,8 @@ class BaseRedisFence:
         core.log_rebase_all(count, to, why)
         return count
 
-    async def _prune(self, min_token: int) -> int:
+    @both_apis
+    async def prune(self, min_token: int) -> int:
         """Remove the marks below `min_token`; return their number.
 
         From then on, a resource without a mark refuses tokens below `min_token`.
@@ -119,21 +126,21 @@ class BaseRedisFence:
         marks: dict[Any, Any] = {}
         cursor: Any = None
         while cursor != 0:
-            cursor, found = await self.half.call(self._client.hscan, self._key, cursor or 0, count=SCAN_COUNT)
+            cursor, found = await self._call(self._client.hscan, self._key, cursor or 0, count=SCAN_COUNT)
             marks |= found
         return list(marks.items())
 
     async def _eval(self, script: _Script, keys: list[Any], args: list[Any]) -> Any:
         words = (len(keys), *keys, *args)
         try:
-            return await self.half.call(self._client.evalsha, script.digest, *words)
+            return await self._call(self._client.evalsha, script.digest, *words)
         except Exception as error:
             if type(error).__name__ != "NoScriptError":
                 raise
-        return await self.half.call(self._client.eval, script.text, *words)
+        return await self._call(self._client.eval, script.text, *words)
 
 
-class RedisFence(BaseRedisFence):
+class RedisFence(BaseRedisFence, BlockingApi):
     """Fenced SET, HSET and DEL, and your own scripts, fenced.
 
     `client` is a `redis.Redis`; `fencelock.aio.fences.redis` has the same class for `redis.asyncio`. The marks are fields
@@ -149,16 +156,6 @@ class RedisFence(BaseRedisFence):
     >>> def restock(fence: RedisFence, lease: fencelock.Lease) -> int:
     ...     return fence.run(lease, more, keys=["apples"], args=[10])
     """
-
-    enter = blocking(BaseRedisFence._enter)
-    set = blocking(BaseRedisFence._set)
-    hset = blocking(BaseRedisFence._hset)
-    delete = blocking(BaseRedisFence._delete)
-    run = blocking(BaseRedisFence._run)
-    token = blocking(BaseRedisFence._token)
-    rebase = blocking(BaseRedisFence._rebase)
-    rebase_all = blocking(BaseRedisFence._rebase_all)
-    prune = blocking(BaseRedisFence._prune)
 
 
 class FencedPipeline:
@@ -215,10 +212,10 @@ class FencedPipeline:
             yield
 
 
-def check_redis_client(client: object, package: str, half: Half) -> None:
-    """Raise InvalidType for a client of redis-py that belongs to the other half."""
-    if any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__) is not half.awaited:
-        raise other_half(client, package, awaited=half.awaited)
+def check_redis_client(client: object, package: str, *, awaited: bool) -> None:
+    """Raise InvalidType for a client of redis-py that belongs to the other API."""
+    if any(kind.__module__.startswith("redis.asyncio") for kind in type(client).__mro__) is not awaited:
+        raise wrong_api(client, package, awaited=awaited)
 
 
 class _Script(NamedTuple):

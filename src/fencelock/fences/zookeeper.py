@@ -12,29 +12,20 @@ from urllib.parse import quote
 
 from fencelock.fences import Fenced, core
 from fencelock.fences.core import HighWaterMark, TokenPair
+from fencelock.runtime.both_apis import Api, BlockingApi, in_thread
 
 RESOURCE = "="
 """The first character of a resource's node. Other children of the root are not marks."""
 
 
-class ZooKeeperFence:
-    """Adds a check to kazoo's transactions that fails once a newer holder has entered.
-
-    `client` is a started `KazooClient`.
-
-    >>> def sell(client: KazooClient, lease: fencelock.Lease) -> None:
-    ...     fence = ZooKeeperFence(client)
-    ...     fence.enter(lease)                                     # before the first read
-    ...     left = int(client.get("/apples")[0]) - 5
-    ...     transaction = client.transaction()
-    ...     transaction.set_data("/apples", str(left).encode())
-    ...     fence.commit(lease, transaction)                       # StaleToken if a newer holder has entered
-    """
+class BaseZooKeeperFence(Api):
+    """What both APIs share."""
 
     def __init__(self, client: Any, *, root: str = "/fencelock-fence") -> None:
         self._client = client
         self._root = root
 
+    @in_thread
     def enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Refuse older tokens from now on; raise StaleToken or LeaseLost. Call it before the first read."""
         pair, name = core.named_credentials(lease, resource)
@@ -54,6 +45,7 @@ class ZooKeeperFence:
         pair, name = core.named_credentials(lease, resource)
         transaction.check(self._entry_path(name, pair), -1)
 
+    @in_thread
     def commit(self, lease: Fenced, transaction: Any, resource: str | None = None) -> list[Any]:
         """Add the check, commit, and return the results; raise StaleToken, or the first error of another operation."""
         from kazoo.exceptions import NoNodeError
@@ -71,15 +63,18 @@ class ZooKeeperFence:
                 raise result
         return list(results)
 
+    @in_thread
     def token(self, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
         return core.token_of(self._mark(core.check_resource(resource)))
 
+    @in_thread
     def rebase(self, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up: it accepts every token from this one on. Logs the reason."""
         to, why, path = core.check_token(token), core.check_reason(reason), self._path(core.check_resource(resource))
         core.log_rebase(resource, core.token_of(self._set_mark(path, to)), to, why)
 
+    @in_thread
     def rebase_all(self, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token; return their number. Logs the reason."""
         to, why = core.check_token(token), core.check_reason(reason)
@@ -92,6 +87,7 @@ class ZooKeeperFence:
         core.log_rebase_all(len(paths), to, why)
         return len(paths)
 
+    @in_thread
     def prune(self, min_token: int) -> int:
         """Remove the marks below `min_token`; return their number.
 
@@ -185,6 +181,21 @@ class ZooKeeperFence:
         if entry is not None:
             transaction.create(entry)
         return _is_committed(transaction.commit())
+
+
+class ZooKeeperFence(BaseZooKeeperFence, BlockingApi):
+    """Adds a check to kazoo's transactions that fails once a newer holder has entered.
+
+    `client` is a started `KazooClient`.
+
+    >>> def sell(client: KazooClient, lease: fencelock.Lease) -> None:
+    ...     fence = ZooKeeperFence(client)
+    ...     fence.enter(lease)                                     # before the first read
+    ...     left = int(client.get("/apples")[0]) - 5
+    ...     transaction = client.transaction()
+    ...     transaction.set_data("/apples", str(left).encode())
+    ...     fence.commit(lease, transaction)                       # StaleToken if a newer holder has entered
+    """
 
 
 def _is_committed(results: list[Any]) -> bool:

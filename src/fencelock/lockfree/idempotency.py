@@ -21,7 +21,7 @@ from fencelock.lockfree.canonical import Json, canonical, to_json
 from fencelock.lockfree.idempotency_sql import Done, SqlStore, prune_expired
 from fencelock.primitives.locked import name_template
 from fencelock.runtime.blocking import run_sync
-from fencelock.runtime.half import BLOCKING, Half
+from fencelock.runtime.both_apis import Api, BlockingApi
 from fencelock.sqlio import BlockingConnection, adapt
 
 __all__ = ["IdempotencyKey", "KeyInProgress", "KeyReused", "ResultTooLarge", "Run", "idempotent", "prune"]
@@ -102,10 +102,8 @@ class Run:
         return f"<Run {self.key!r} {'replayed' if self.replayed else 'first'}>"
 
 
-class BaseIdempotencyKey:
-    """The coroutines of both halves."""
-
-    half: Half = BLOCKING
+class BaseIdempotencyKey(Api):
+    """What both APIs share."""
 
     def __init__(
         self, connection: Any, key: str, *, payload: Json | bytes = None, ttl: float = DAY, wait: bool | float = True
@@ -122,10 +120,10 @@ class BaseIdempotencyKey:
         from fencelock.lockfree.idempotency_records import LockStore, is_client
 
         if is_client(self._connection):
-            store: Store = LockStore(self._connection, self._key, self.half)
+            store: Store = LockStore(self._connection, self._key, awaited=self._awaited)
         else:
-            adapter = adapt(self._connection, "lockfree", awaited=self.half.awaited)
-            store = SqlStore(adapter, self._key, self.half)
+            adapter = adapt(self._connection, "lockfree", awaited=self._awaited)
+            store = SqlStore(adapter, self._key, self._runtime())
         self._store = store
         try:
             done = await store.claim(self._fingerprint, self._ttl, self._timeout)
@@ -153,7 +151,7 @@ class BaseIdempotencyKey:
             await self._store.leave(error)
 
 
-class IdempotencyKey(BaseIdempotencyKey):
+class IdempotencyKey(BaseIdempotencyKey, BlockingApi):
     """A `with` block that does the work of a key once, in all processes.
 
     `connection`: yours, in a transaction that you commit; or a client of `fencelock.connect`, for work outside a

@@ -18,8 +18,7 @@ from fencelock.core.records import RECORD_MAX_BYTES, Records
 from fencelock.errors import GuaranteeUnavailable, InvalidType, LockTimeout, StaleToken, WouldDeadlock
 from fencelock.lockfree.idempotency_sql import Done, in_progress
 from fencelock.primitives.lock import BaseLock
-from fencelock.runtime.half import Half
-from fencelock.sqlio import kind_of, other_half
+from fencelock.sqlio import kind_of, wrong_api
 
 PREFIX = "idempotency:"
 
@@ -31,19 +30,19 @@ def is_client(thing: object) -> bool:
     return isinstance(getattr(thing, "_client", None), Client)
 
 
-def client_of(locks: Any, half: Half) -> Client[Any]:
-    """Return the client of `connect`; raise InvalidType for one of the other half."""
+def client_of(locks: Any, *, awaited: bool) -> Client[Any]:
+    """Return the client of `connect`; raise InvalidType for one of the other API."""
     if not is_client(locks):
         raise InvalidType(f"a client of fencelock.connect or fencelock.aio.connect is needed, not {kind_of(locks)}")
-    if inspect.iscoroutinefunction(locks.close) is not half.awaited:
-        raise other_half(locks, "lockfree", awaited=half.awaited)
+    if inspect.iscoroutinefunction(locks.close) is not awaited:
+        raise wrong_api(locks, "lockfree", awaited=awaited)
     client: Client[Any] = locks._client
     return client
 
 
-def records_of(locks: Any, what: str, half: Half) -> Records:
+def records_of(locks: Any, what: str, *, awaited: bool) -> Records:
     """Return the records of a client's engine; raise GuaranteeUnavailable if it keeps none."""
-    records: Records | None = getattr(client_of(locks, half).engine, "records", None)
+    records: Records | None = getattr(client_of(locks, awaited=awaited).engine, "records", None)
     if records is None:
         raise GuaranteeUnavailable(
             f"{what} needs an engine that keeps records, and {locks.traits.engine} does not: use another one"
@@ -54,9 +53,9 @@ def records_of(locks: Any, what: str, half: Half) -> Records:
 class LockStore:
     """Stores one key with a lock and a record of an engine."""
 
-    def __init__(self, locks: Any, key: str, half: Half) -> None:
-        self._records = records_of(locks, f"the idempotency key {key!r}", half)
-        self._client = client_of(locks, half)
+    def __init__(self, locks: Any, key: str, *, awaited: bool) -> None:
+        self._records = records_of(locks, f"the idempotency key {key!r}", awaited=awaited)
+        self._client = client_of(locks, awaited=awaited)
         self._key = key
         self._lease: BaseLease | None = None
         self._fingerprint = ""

@@ -11,10 +11,10 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from fencelock.core.runtime import Runtime
 from fencelock.errors import FencelockError, KeyInProgress
 from fencelock.lockfree.schema import explain_missing_table
 from fencelock.model import new_id
-from fencelock.runtime.half import Half
 from fencelock.sqlio import MYSQL, POSTGRESQL, SQLITE, ConnectionAdapter, error_codes, require_transaction
 
 FIRST_PAUSE = 0.01
@@ -99,9 +99,9 @@ class Done(NamedTuple):
 class SqlStore:
     """Stores one key, in the transaction of one connection."""
 
-    def __init__(self, on: ConnectionAdapter, key: str, half: Half) -> None:
+    def __init__(self, on: ConnectionAdapter, key: str, runtime: Runtime) -> None:
         self._on = on
-        self._half = half
+        self._runtime = runtime
         self._key = key
         self._args: dict[str, Any] = {"name": key.encode() if on.dialect == MYSQL else key, "claim": new_id()}
         self._mine = PG_CLAIM_ID if on.dialect == POSTGRESQL else ":claim"
@@ -171,7 +171,7 @@ class SqlStore:
     async def _claim_postgresql(self, timeout: float | None) -> Done | None:
         number = sha256(f"fencelock.idempotency:{self._key}".encode()).digest()[:8]
         args = {**self._args, "lock": int.from_bytes(number, signed=True)}
-        runtime = self._half.runtime()
+        runtime = self._runtime
         deadline, pause = runtime.now() + (timeout or 0.0), FIRST_PAUSE
         while True:  # one pass with PG_WAIT, unless the row is pruned before it can be read
             if (await self._on.execute(PG_WAIT if timeout is None else PG_TRY, args)).rowcount:
@@ -188,7 +188,7 @@ class SqlStore:
 
     async def _claim_mysql(self, timeout: float | None) -> Done | None:
         seconds = NO_TIMEOUT if timeout is None else timeout
-        runtime = self._half.runtime()
+        runtime = self._runtime
         deadline = runtime.now() + seconds
         key = sha256(self._key.encode()).hexdigest()
         ((got, key_lock),) = (await self._on.execute(MYSQL_KEY_LOCK, {"key": key, "seconds": seconds})).rows
@@ -245,7 +245,7 @@ class SqlStore:
 
     async def _insert_sqlite(self, timeout: float | None, own_timeout: float) -> bool:
         """Insert the claim once no other transaction writes; return False if the key has a row already."""
-        runtime = self._half.runtime()
+        runtime = self._runtime
         deadline = math.inf if timeout is None else runtime.now() + timeout
         while True:
             started = runtime.now()

@@ -22,7 +22,7 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)?")
 
 
 class BaseSqlRow(BaseVersionedValue[Row]):
-    """The coroutines of both halves."""
+    """What both APIs share."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class BaseSqlRow(BaseVersionedValue[Row]):
             if not _IDENTIFIER.fullmatch(name):
                 raise InvalidArgument(f"SqlRow does not support {name!r} as a name of a table or column")
         self._connection = connection
-        self._adapter = adapt(connection, "lockfree", awaited=self.half.awaited)
+        self._adapter = adapt(connection, "lockfree", awaited=self._awaited)
         self.name = f"{table} {' '.join(f'{name}={value}' for name, value in where.items())}"
         self._columns = tuple(columns)
         self._where = {f"where_{number}": value for number, value in enumerate(where.values())}

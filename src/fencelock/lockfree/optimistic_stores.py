@@ -11,23 +11,23 @@ from fencelock.fences.etcd import coded
 from fencelock.fences.redis import check_redis_client
 from fencelock.lockfree.idempotency_records import records_of
 from fencelock.lockfree.versioned import BaseVersionedValue, Versioned, VersionedValue
-from fencelock.sqlio import other_half
+from fencelock.sqlio import wrong_api
 
 NO_LEASE = 1
 """The lowest token: every lease has a higher one."""
 
 
 class BaseRedisKey(BaseVersionedValue["bytes | None"]):
-    """The coroutines of both halves."""
+    """What both APIs share."""
 
     def __init__(self, client: Any, key: str, *, ttl: float | None = None) -> None:
-        check_redis_client(client, "lockfree", self.half)
+        check_redis_client(client, "lockfree", awaited=self._awaited)
         self._client = client
         self._ttl = "" if ttl is None else str(max(1, round(ttl * 1000)))
         self.name = key
 
     async def _load(self) -> Versioned[bytes | None]:
-        value = await self.half.call(self._client.get, self.name)
+        value = await self._call(self._client.get, self.name)
         if isinstance(value, str):
             value = value.encode()  # a client with decode_responses
         return Versioned(value, value)
@@ -35,7 +35,7 @@ class BaseRedisKey(BaseVersionedValue["bytes | None"]):
     async def _store(self, value: bytes | None, version: bytes | None) -> bool:
         expected = ("0", b"") if version is None else ("1", version)
         script = files("fencelock.lockfree").joinpath("lua/compare_and_set.lua").read_text("utf-8")
-        return bool(await self.half.call(self._client.eval, script, 1, self.name, *expected, value, self._ttl))
+        return bool(await self._call(self._client.eval, script, 1, self.name, *expected, value, self._ttl))
 
 
 class RedisKey(BaseRedisKey, VersionedValue["bytes | None"]):
@@ -49,14 +49,14 @@ class RedisKey(BaseRedisKey, VersionedValue["bytes | None"]):
 
 
 class BaseEtcdKey(BaseVersionedValue["bytes | None"]):
-    """The coroutines of both halves."""
+    """What both APIs share."""
 
     def __init__(self, client: Any, key: str) -> None:
         self._client = client
         self.name = key
 
     async def _load(self) -> Versioned[bytes | None]:
-        found = await self.half.call(self._client.get, self.name, metadata=True)
+        found = await self._call(self._client.get, self.name, metadata=True)
         if not found:
             return Versioned(None, 0)
         value, metadata = found[0]
@@ -67,7 +67,7 @@ class BaseEtcdKey(BaseVersionedValue["bytes | None"]):
         put = {"request_put": {"key": key, "value": coded(value or b"")}}
         compare = {"key": key, "result": "EQUAL", "target": "MOD", "mod_revision": version}
         request = {"compare": [compare], "success": [put], "failure": []}
-        return bool((await self.half.call(self._client.transaction, request)).get("succeeded"))
+        return bool((await self._call(self._client.transaction, request)).get("succeeded"))
 
 
 class EtcdKey(BaseEtcdKey, VersionedValue["bytes | None"]):
@@ -79,10 +79,10 @@ class EtcdKey(BaseEtcdKey, VersionedValue["bytes | None"]):
 
 
 class BaseRecordKey(BaseVersionedValue["bytes | None"]):
-    """The coroutines of both halves."""
+    """What both APIs share."""
 
     def __init__(self, locks: Any, key: str, *, ttl: float = 86400.0, lease: Any = None) -> None:
-        self._records = records_of(locks, f"the record {key!r}", self.half)
+        self._records = records_of(locks, f"the record {key!r}", awaited=self._awaited)
         self._lease = lease
         self._token = NO_LEASE if lease is None else credentials_of(lease).token
         self._ttl = ttl
@@ -129,7 +129,7 @@ class RecordKey(BaseRecordKey, VersionedValue["bytes | None"]):
 
 
 class BaseHttpResource(BaseVersionedValue["bytes | None"]):
-    """The coroutines of both halves."""
+    """What both APIs share."""
 
     def __init__(self, client: Any, url: str, *, headers: dict[str, str] | None = None) -> None:
         kinds = [kind for kind in type(client).__mro__ if kind.__module__.partition(".")[0] in ("httpx", "requests")]
@@ -137,15 +137,15 @@ class BaseHttpResource(BaseVersionedValue["bytes | None"]):
             raise InvalidType(
                 f"an httpx.Client, httpx.AsyncClient or requests.Session is needed, not {type(client).__name__}"
             )
-        if any(kind.__name__ == "AsyncClient" for kind in kinds) is not self.half.awaited:
-            raise other_half(client, "lockfree", awaited=self.half.awaited)
+        if any(kind.__name__ == "AsyncClient" for kind in kinds) is not self._awaited:
+            raise wrong_api(client, "lockfree", awaited=self._awaited)
         self._body = "content" if kinds[0].__module__.startswith("httpx") else "data"
         self._client = client
         self._headers = headers or {}
         self.name = url
 
     async def _load(self) -> Versioned[bytes | None]:
-        response = await self.half.call(self._client.get, self.name)
+        response = await self._call(self._client.get, self.name)
         if response.status_code == 404:
             return Versioned(None, None)
         self._check_status(response, "GET")
@@ -160,7 +160,7 @@ class BaseHttpResource(BaseVersionedValue["bytes | None"]):
     async def _store(self, value: bytes | None, version: str | None) -> bool:
         condition = {"If-None-Match": "*"} if version is None else {"If-Match": version}
         options = {"headers": {**self._headers, **condition}, self._body: value}
-        response = await self.half.call(self._client.put, self.name, **options)
+        response = await self._call(self._client.put, self.name, **options)
         if response.status_code in (409, 412):
             return False
         self._check_status(response, "PUT")

@@ -15,7 +15,7 @@ from fencelock.core.validation import check_name
 from fencelock.errors import InvalidName
 from fencelock.lockfree.canonical import Json, to_json
 from fencelock.lockfree.schema import explain_missing_table
-from fencelock.runtime.half import BLOCKING, Half, blocking
+from fencelock.runtime.both_apis import Api, BlockingApi, both_apis
 from fencelock.sqlio import MYSQL, POSTGRESQL, BlockingConnection, ConnectionAdapter, Result, adapt, require_transaction
 
 __all__ = ["Message", "Outbox"]
@@ -64,10 +64,8 @@ class InvalidPayload(NamedTuple):
     why: str
 
 
-class BaseOutbox(Generic[C]):
-    """The coroutines of both halves."""
-
-    half: Half = BLOCKING
+class BaseOutbox(Api, Generic[C]):
+    """What both APIs share."""
 
     def __init__(self, name: str = "outbox") -> None:
         self.name = check_name(name, "an outbox's name")
@@ -76,7 +74,8 @@ class BaseOutbox(Generic[C]):
                 f"an outbox's name may have at most {OUTBOX_MAX_BYTES} bytes in UTF-8: {name!r:.40}…", name
             )
 
-    async def _append(self, connection: C, key: str, payload: Json) -> None:
+    @both_apis
+    async def append(self, connection: C, key: str, payload: Json) -> None:
         """Write a message in the caller's transaction. The messages of a key are delivered in the order of their commits.
 
         Another transaction that appends under the same key waits for this one to end. Transactions that append under several
@@ -95,12 +94,14 @@ class BaseOutbox(Generic[C]):
             await self._execute(adapter, MYSQL_LOCK_KEY, args)
         await self._execute(adapter, APPEND, args)
 
-    async def _pending(self, connection: C) -> int:
+    @both_apis
+    async def pending(self, connection: C) -> int:
         """Return the number of messages that wait to be delivered, for an alarm when it only grows."""
         adapter = self._adapt(connection)
         return int((await self._execute(adapter, PENDING, {"outbox": _name(adapter, self.name)})).rows[0][0])
 
-    async def _prune(self, connection: C, idle: int = IDLE, limit: int = 1000) -> int:
+    @both_apis
+    async def prune(self, connection: C, idle: int = IDLE, limit: int = 1000) -> int:
         """On MySQL and MariaDB, remove at most `limit` keys that were not used for `idle` seconds; return their number.
 
         There the order needs a row for each key. Other databases need no such rows: nothing is done. It is part of your
@@ -133,7 +134,7 @@ class BaseOutbox(Generic[C]):
         await self._execute(adapter, statement, {**named, "outbox": _name(adapter, self.name)})
 
     def _adapt(self, connection: C) -> ConnectionAdapter:
-        return adapt(connection, "lockfree", awaited=self.half.awaited)
+        return adapt(connection, "lockfree", awaited=self._awaited)
 
     async def _execute(self, adapter: ConnectionAdapter, statement: str, args: dict[str, Any]) -> Result:
         try:
@@ -143,10 +144,7 @@ class BaseOutbox(Generic[C]):
             raise
 
 
-_Base = BaseOutbox[BlockingConnection]
-
-
-class Outbox(BaseOutbox[BlockingConnection]):
+class Outbox(BaseOutbox[BlockingConnection], BlockingApi):
     """An outbox in the caller's database. Outboxes with different names are independent.
 
     >>> import sqlite3
@@ -166,10 +164,6 @@ class Outbox(BaseOutbox[BlockingConnection]):
     order:42 {'event': 'paid'}
     1
     """
-
-    append = blocking(_Base._append)
-    pending = blocking(_Base._pending)
-    prune = blocking(_Base._prune)
 
 
 def _name(adapter: ConnectionAdapter, text: str) -> str | bytes:

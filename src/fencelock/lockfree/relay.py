@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from fencelock.core.lease import BaseLease
 from fencelock.core.runtime import Event
@@ -20,8 +20,8 @@ from fencelock.fences.sql.base import BaseSqlFence
 from fencelock.lockfree.idempotency_records import client_of
 from fencelock.lockfree.outbox import BaseOutbox, InvalidPayload, Message
 from fencelock.primitives.lock import BaseLock
-from fencelock.runtime.half import BLOCKING, Half, blocking
-from fencelock.sqlio import adapt, kind_of, other_half
+from fencelock.runtime.both_apis import Api, BlockingApi, both_apis
+from fencelock.sqlio import adapt, kind_of, wrong_api
 from fencelock.sqlio.borrowed import borrowed_connection, check_connect
 
 __all__ = ["Relay"]
@@ -74,11 +74,10 @@ class _FailingKeys:
         self._until.pop(key, None)
 
 
-class BaseRelay:
-    """The coroutines of both halves."""
+class BaseRelay(Api):
+    """What both APIs share."""
 
-    half: Half = BLOCKING
-    _fence: BaseSqlFence[Any] = SqlFence()
+    _fence: ClassVar[BaseSqlFence[Any]]
 
     def __init__(
         self,
@@ -91,12 +90,12 @@ class BaseRelay:
         batch: int = 100,
         ttl: float | None = None,
     ) -> None:
-        self._client = client_of(locks, self.half)
-        if outbox.half is not self.half:
-            raise other_half(outbox, "lockfree", awaited=self.half.awaited)
+        self._client = client_of(locks, awaited=self._awaited)
+        if outbox._awaited is not self._awaited:
+            raise wrong_api(outbox, "lockfree", awaited=self._awaited)
         is_async = any(inspect.iscoroutinefunction(one) for one in (deliver, type(deliver).__call__))
-        if is_async is not self.half.awaited:
-            kind = "a coroutine function (async def)" if self.half.awaited else "a plain function"
+        if is_async is not self._awaited:
+            kind = "a coroutine function (async def)" if self._awaited else "a plain function"
             raise InvalidType(f"deliver must be {kind}, not {kind_of(deliver)}")
         self._outbox = outbox
         self._connect = check_connect(connect, "Relay")
@@ -114,7 +113,8 @@ class BaseRelay:
         if self._wakeup is not None:
             self._wakeup.set()
 
-    async def _run(self) -> None:
+    @both_apis
+    async def run(self) -> None:
         """Deliver until `stop` is called. Failures are logged and repeated; an error in the configuration is raised."""
         runtime = self._client.runtime
         wakeup = self._wakeup = runtime.event()
@@ -142,7 +142,8 @@ class BaseRelay:
                 pause = min(pause * 2, MAX_PAUSE)
         self._stopped = False
 
-    async def _drain(self, timeout: float | None = None) -> int:
+    @both_apis
+    async def drain(self, timeout: float | None = None) -> int:
         """Deliver all present messages once, and return their number; raise LockTimeout if another relay works meanwhile.
 
         For a job that starts every minute, and for tests. Errors are raised.
@@ -152,12 +153,12 @@ class BaseRelay:
 
     async def _serve(self, lease: BaseLease, wakeup: Event | None) -> int:
         """Deliver while this relay holds the lock: until it is stopped or, without an event, until no message is left."""
-        async with borrowed_connection(self._connect, "lockfree", awaited=self.half.awaited) as connection:
+        async with borrowed_connection(self._connect, "lockfree", awaited=self._awaited) as connection:
             try:
                 return await self._serve_on(connection, lease, wakeup)
             finally:
                 with suppress(Exception):  # the connection may be what failed
-                    await self._fence._restore(connection)  # it may go back to a pool
+                    await self._call(self._fence.restore, connection)  # it may go back to a pool
 
     async def _serve_on(self, connection: Any, lease: BaseLease, wakeup: Event | None) -> int:
         runtime = self._client.runtime
@@ -189,12 +190,12 @@ class BaseRelay:
 
         The first transaction sets the mark before anything is read. Later ones check only if they delete.
         """
-        adapter = adapt(connection, "lockfree", awaited=self.half.awaited)
+        adapter = adapt(connection, "lockfree", awaited=self._awaited)
         try:
             lease.check()
             await adapter.begin()
             if first or done:
-                await self._fence._check(connection, lease, self._resource)
+                await self._call(self._fence.check, connection, lease, self._resource)
             if done:
                 await self._outbox.delete(adapter, done)
             messages = await self._outbox.read_next(adapter, lease.token, limit, waiting) if limit else []
@@ -223,7 +224,7 @@ class BaseRelay:
             try:
                 if isinstance(message.payload, InvalidPayload):
                     raise FencelockError(f"message {message.id} of {message.key!r} is no JSON: {message.payload.why}")
-                await self.half.call(self._deliver, message)
+                await self._call(self._deliver, message)
             except Exception as error:
                 lease.check()  # a LeaseLost or StaleToken of the receiver is a failure like any other
                 failure = error
@@ -236,7 +237,7 @@ class BaseRelay:
         return done, failure
 
 
-class Relay(BaseRelay):
+class Relay(BaseRelay, BlockingApi):
     """Delivers the messages of an outbox while it holds the outbox's lock. Start one in every process.
 
     `connect` opens a connection for the relay, not in autocommit mode, or a context manager around one, such as a pool's
@@ -260,5 +261,4 @@ class Relay(BaseRelay):
     2
     """
 
-    run = blocking(BaseRelay._run)
-    drain = blocking(BaseRelay._drain)
+    _fence = SqlFence()

@@ -40,7 +40,7 @@ def create_tables(connection: BlockingConnection) -> None:
 
 
 async def create(adapter: ConnectionAdapter) -> None:
-    """Create the tables, for both halves."""
+    """Create the tables, for both APIs."""
     await adapter.begin()
     for statement in each_statement(schema_text(adapter.dialect)):
         await adapter.execute(statement)

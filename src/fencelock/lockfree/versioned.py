@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fencelock.errors import InvalidArgument, VersionConflict
-from fencelock.runtime.blocking import run_sync
-from fencelock.runtime.half import BLOCKING, Half
+from fencelock.runtime.both_apis import Api, BlockingApi, both_apis
 from fencelock.sqlio.drivers import resolve
 
 FIRST_PAUSE = 0.005
@@ -28,10 +27,9 @@ class Versioned(NamedTuple, Generic[T]):
     version: Any
 
 
-class BaseVersionedValue(ABC, Generic[T]):
-    """The coroutines of both halves."""
+class BaseVersionedValue(Api, ABC, Generic[T]):
+    """What both APIs share."""
 
-    half: Half = BLOCKING
     name: str
     """The name in messages."""
 
@@ -49,16 +47,36 @@ class BaseVersionedValue(ABC, Generic[T]):
         value: T | None = await resolve(fn(seen.value))
         return value is None or await self._store(value, seen.version), value
 
-    async def _write(self, value: T, version: Any) -> None:
+    @both_apis
+    async def read(self) -> Versioned[T]:
+        """Return the current value with its version."""
+        return await self._load()
+
+    @both_apis
+    async def write(self, value: T, version: Any) -> None:
+        """Write, or raise VersionConflict if the version has changed."""
         if not await self._store(value, version):
             raise VersionConflict(f"others have changed {self.name!r} since it was read: read it again", self.name)
 
-    async def _update(self, fn: Callable[[T], Any], timeout: float | None, attempts: int | None) -> T | None:
+    @both_apis
+    async def update(
+        self,
+        fn: Callable[[T], T | Awaitable[T | None] | None],
+        *,
+        timeout: float | None = 30.0,
+        attempts: int | None = None,
+    ) -> T | None:
+        """Replace the value by `fn(value)`, again until no other writer came between; return the new value.
+
+        `fn` may be called several times, so it should only compute; in `fencelock.aio` it may be `async def`. If it returns
+        None, nothing is written. Between attempts it pauses, with backoff and full jitter. After the timeout, or `attempts`
+        attempts, it raises VersionConflict. At least one attempt is made.
+        """
         if attempts is not None and attempts < 1:
             raise InvalidArgument(
                 f"attempts must be 1 or more, or None for as many as the timeout allows; not {attempts}"
             )
-        runtime = self.half.runtime()
+        runtime = self._runtime()
         deadline = None if timeout is None else runtime.now() + timeout
         pause, tried = FIRST_PAUSE, 0
         while True:
@@ -77,7 +95,7 @@ class BaseVersionedValue(ABC, Generic[T]):
             pause = min(pause * 2, MAX_PAUSE)
 
 
-class VersionedValue(BaseVersionedValue[T]):
+class VersionedValue(BaseVersionedValue[T], BlockingApi):
     """A value that is read and written as a whole, and whose version shows whether others have written meanwhile.
 
     For a store of your own, write `_load` and `_store`.
@@ -94,26 +112,3 @@ class VersionedValue(BaseVersionedValue[T]):
     >>> Box().update(lambda value: value + 1)
     2
     """
-
-    def read(self) -> Versioned[T]:
-        """Return the current value with its version."""
-        return run_sync(self._load())
-
-    def write(self, value: T, version: Any) -> None:
-        """Write, or raise VersionConflict if the version has changed."""
-        run_sync(self._write(value, version))
-
-    def update(
-        self,
-        fn: Callable[[T], T | Awaitable[T | None] | None],
-        *,
-        timeout: float | None = 30.0,
-        attempts: int | None = None,
-    ) -> T | None:
-        """Replace the value by `fn(value)`, again until no other writer came between; return the new value.
-
-        `fn` may be called several times, so it should only compute. If it returns None, nothing is written. It pauses between
-        attempts, with backoff and full jitter; after the timeout, or `attempts` attempts, it raises VersionConflict. At least
-        one attempt is made.
-        """
-        return run_sync(self._update(fn, timeout, attempts))

@@ -111,15 +111,15 @@ def bind(sql: str, args: Mapping[str, Any], paramstyle: str) -> tuple[str, tuple
 
 
 def adapt(connection: Any, package: str, *, awaited: bool) -> ConnectionAdapter:
-    """Return the adapter of a connection for the blocking or the asyncio half of a package such as "fences".
+    """Return the adapter of a connection for the blocking or the asyncio API of a package such as "fences".
 
-    Raise InvalidType for anything that is not a supported connection, and for a connection of the other half.
+    Raise InvalidType for anything that is not a supported connection, and for a connection of the other API.
     """
     from fencelock.sqlio.drivers import find_adapter
 
     adapter = find_adapter(connection)
     if adapter.awaited is not awaited:
-        raise other_half(connection, package, awaited=awaited)
+        raise wrong_api(connection, package, awaited=awaited)
     return adapter
 
 
@@ -132,11 +132,11 @@ async def require_transaction(adapter: ConnectionAdapter, what: str, name: str |
         )
 
 
-def other_half(thing: object, package: str, *, awaited: bool) -> InvalidType:
-    """Return the error for an object that belongs to the other half of a package.
+def wrong_api(thing: object, package: str, *, awaited: bool) -> InvalidType:
+    """Return the error for an object that belongs to the other API of a package.
 
     >>> import sqlite3
-    >>> print(other_half(sqlite3.connect(":memory:"), "fences", awaited=True))
+    >>> print(wrong_api(sqlite3.connect(":memory:"), "fences", awaited=True))
     sqlite3.Connection would block the event loop: use fencelock.fences, or give fencelock.aio.fences one of asyncio
     """
     mine, other = f"fencelock.aio.{package}", f"fencelock.{package}"

@@ -8,7 +8,7 @@ from inspect import iscoroutine
 from typing import Any
 
 from fencelock.errors import InvalidType
-from fencelock.sqlio import adapt, kind_of, other_half
+from fencelock.sqlio import adapt, kind_of, wrong_api
 from fencelock.sqlio.drivers import find_adapter, resolve
 
 
@@ -31,7 +31,7 @@ def check_connect(connect: object, who: str) -> Callable[[], Any]:
 async def borrowed_connection(connect: Callable[[], Any], package: str, *, awaited: bool) -> AsyncIterator[Any]:
     """Open a connection, and give it back at the end: closed, to its pool, or by the context manager that it came in.
 
-    Raise InvalidType for a connection of the other half.
+    Raise InvalidType for a connection of the other API.
     """
     given = connect()
     if iscoroutine(given) and awaited:
@@ -43,7 +43,7 @@ async def borrowed_connection(connect: Callable[[], Any], package: str, *, await
     elif iscoroutine(given) or (hasattr(given, "__aenter__") and not hasattr(given, "__enter__")):
         if iscoroutine(given):
             given.close()
-        raise other_half(given, package, awaited=False)
+        raise wrong_api(given, package, awaited=False)
     elif hasattr(given, "__enter__") and not awaited and not _is_connection(given):
         with given as connection:
             yield connection

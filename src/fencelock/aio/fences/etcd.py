@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fencelock.fences.etcd import BaseEtcdFence, coded
-from fencelock.runtime.half import ASYNCIO
+from fencelock.runtime.both_apis import AsyncioApi
 
 __all__ = ["EtcdFence", "coded"]
 
 
-class EtcdFence(BaseEtcdFence):
+class EtcdFence(BaseEtcdFence, AsyncioApi):
     """Adds a compare to transactions, for a client whose `transaction` is `async def`. `fencelock.fences.etcd` describes it.
 
     >>> async def sell(client: Etcd3Client, lease: fencelock.aio.Lease) -> None:
@@ -17,11 +17,3 @@ class EtcdFence(BaseEtcdFence):
     ...     put = {"request_put": {"key": coded("apples"), "value": coded("95")}}
     ...     await fence.transaction(lease, {"success": [put]})               # StaleToken if a newer holder has entered
     """
-
-    half = ASYNCIO
-    enter = BaseEtcdFence._enter
-    transaction = BaseEtcdFence._transaction
-    token = BaseEtcdFence._token
-    rebase = BaseEtcdFence._rebase
-    rebase_all = BaseEtcdFence._rebase_all
-    prune = BaseEtcdFence._prune

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import IO
 
-from fencelock.aio.wrap import in_thread, in_threads
-from fencelock.fences import Fenced, file
-from fencelock.fences.file import Path
+from fencelock.fences import Fenced
+from fencelock.fences.file import BaseFileFence, Path
+from fencelock.runtime.both_apis import AsyncioApi
 
 
-class FileFence:
+class FileFence(BaseFileFence, AsyncioApi):
     """Replaces files, and refuses old tokens; the resource is the path. `fencelock.fences.file` describes it.
 
     >>> import os, tempfile, types
@@ -25,18 +26,16 @@ class FileFence:
     7
     """
 
-    def __init__(self) -> None:
-        self._blocking = file.FileFence()
-
-    enter = in_thread(file.FileFence.enter)
-    write = in_thread(file.FileFence.write)
-    token = in_thread(file.FileFence.token)
-    rebase = in_thread(file.FileFence.rebase)
-    rebase_all = in_thread(file.FileFence.rebase_all)
-    prune = in_thread(file.FileFence.prune)
-
     @asynccontextmanager
     async def replace(self, lease: Fenced, path: Path) -> AsyncIterator[IO[bytes]]:
         """Open a new file, which replaces the old one at the end of the block; then raise StaleToken if the token is old."""
-        async with in_threads(self._blocking.replace(lease, path)) as new:
+        block = self._replace(lease, path)
+        new = await asyncio.to_thread(block.__enter__)
+        try:
             yield new
+        except BaseException as error:
+            # Shielded: a cancelled block removes its temporary file, too.
+            if not await asyncio.shield(asyncio.to_thread(block.__exit__, type(error), error, error.__traceback__)):
+                raise
+        else:
+            await asyncio.to_thread(block.__exit__, None, None, None)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fencelock.aio.asgi import problem
-from fencelock.errors import StaleToken
 from fencelock.fences import TokenPair
 from fencelock.fences.http import (
     HEADER,
     STALE,
     WRITES,
     BadHeader,
+    BaseFencingMiddleware,
     FencingTokenAuth,
     Problem,
-    TokenGuard,
     header,
     parse,
     path_of,
     raise_for_stale,
-    refused,
 )
+from fencelock.runtime.both_apis import AsyncioApi
 
 __all__ = [
     "HEADER",
@@ -37,7 +36,7 @@ __all__ = [
 ]
 
 
-class FencingMiddleware:
+class FencingMiddleware(BaseFencingMiddleware[Callable[..., Awaitable[None]]], AsyncioApi):
     """ASGI middleware: 409 and a problem+json body for an old token, 428 without a token, 400 for a malformed one.
 
     `fence` is a fence of `fencelock.aio.fences` with `enter(lease, resource)`, such as RedisFence, StandaloneSqlFence or
@@ -53,20 +52,6 @@ class FencingMiddleware:
     >>> fenced = FencingMiddleware(app, fence, resource=stock)
     """
 
-    def __init__(
-        self,
-        app: Callable[..., Awaitable[None]],
-        fence: Any,
-        *,
-        resource: Callable[[Mapping[str, Any]], str | None],
-        methods: Iterable[str] = WRITES,
-        required: bool = True,
-    ) -> None:
-        self._guard = TokenGuard(fence, resource, methods, required, awaited=True)
-        self._app = app
-        self._fence = fence
-        self._resource = resource
-
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
         resource = self._resource(scope) if scope["type"] == "http" else None
@@ -74,13 +59,9 @@ class FencingMiddleware:
             return await self._app(scope, receive, send)
         name = HEADER.lower().encode()
         values = [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
-        found = self._guard.find_token(scope["method"], resource, values)
+        found = await self._check(scope["method"], resource, values)
         if isinstance(found, TokenPair):
-            try:
-                await self._fence.enter(found, resource)
-                scope = {**scope, "fencelock": found}
-            except StaleToken as stale:
-                found = refused(stale)
+            scope = {**scope, "fencelock": found}
         if not isinstance(found, Problem):
             return await self._app(scope, receive, send)
         return await problem(found.body, found.status).send(send)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fencelock.aio.wrap import at_once
-from fencelock.fences import Fenced, memory
+from fencelock.fences import Fenced
+from fencelock.fences.memory import BaseMemoryFence
+from fencelock.runtime.both_apis import AsyncioApi
 
 
-class MemoryFence:
+class MemoryFence(BaseMemoryFence, AsyncioApi):
     """Refuses old tokens, for each resource in this process. `fencelock.fences.memory` describes it.
 
     >>> from types import SimpleNamespace
@@ -22,18 +23,8 @@ class MemoryFence:
     7
     """
 
-    def __init__(self) -> None:
-        self._blocking = memory.MemoryFence()
-
-    enter = at_once(memory.MemoryFence.enter)
-    check = at_once(memory.MemoryFence.check)
-    token = at_once(memory.MemoryFence.token)
-    rebase = at_once(memory.MemoryFence.rebase)
-    rebase_all = at_once(memory.MemoryFence.rebase_all)
-    prune = at_once(memory.MemoryFence.prune)
-
     @asynccontextmanager
     async def write(self, lease: Fenced, resource: str | None = None) -> AsyncIterator[None]:
         """Check, and let no other task or thread enter until the block ends. The block must not await."""
-        with self._blocking.write(lease, resource):
+        with self._write(lease, resource):
             yield

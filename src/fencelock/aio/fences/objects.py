@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from fencelock.aio.wrap import in_thread
-from fencelock.fences import objects
-from fencelock.fences.objects import StoredObject
+from fencelock.fences.objects import BaseObjectFence, StoredObject
+from fencelock.runtime.both_apis import AsyncioApi
 
 __all__ = ["ObjectFence", "StoredObject"]
 
 
-class ObjectFence:
+class ObjectFence(BaseObjectFence, AsyncioApi):
     """Changes objects of a bucket, and refuses old tokens. `fencelock.fences.objects` describes it.
 
     `client` is a boto3 client, whose calls run in threads; so does the function that `update` gets.
@@ -21,14 +17,3 @@ class ObjectFence:
     ...     fence = ObjectFence(client, "shop")
     ...     await fence.update(lease, "apples", lambda body: str(int(body) - 5).encode())
     """
-
-    def __init__(
-        self, client: Any, bucket: str, *, stamp: Callable[[bytes, str], bytes] | None = None, probe: bool = True
-    ) -> None:
-        self._blocking = objects.ObjectFence(client, bucket, stamp=stamp, probe=probe)
-
-    update = in_thread(objects.ObjectFence.update)
-    read = in_thread(objects.ObjectFence.read)
-    write = in_thread(objects.ObjectFence.write)
-    token = in_thread(objects.ObjectFence.token)
-    rebase = in_thread(objects.ObjectFence.rebase)

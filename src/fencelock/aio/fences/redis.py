@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fencelock.fences.redis import BaseRedisFence, FencedPipeline
-from fencelock.runtime.half import ASYNCIO
+from fencelock.runtime.both_apis import AsyncioApi
 
 __all__ = ["FencedPipeline", "RedisFence"]
 
 
-class RedisFence(BaseRedisFence):
+class RedisFence(BaseRedisFence, AsyncioApi):
     """Fenced SET, HSET and DEL, and your own scripts, for a `redis.asyncio.Redis`. `fencelock.fences.redis` describes it.
 
     >>> async def sell(client: redis.asyncio.Redis, lease: fencelock.aio.Lease) -> None:
@@ -17,14 +17,3 @@ class RedisFence(BaseRedisFence):
     ...     left = int(await client.get("apples") or 0) - 5
     ...     await fence.set(lease, "apples", left)                    # StaleToken if a newer holder has entered
     """
-
-    half = ASYNCIO
-    enter = BaseRedisFence._enter
-    set = BaseRedisFence._set
-    hset = BaseRedisFence._hset
-    delete = BaseRedisFence._delete
-    run = BaseRedisFence._run
-    token = BaseRedisFence._token
-    rebase = BaseRedisFence._rebase
-    rebase_all = BaseRedisFence._rebase_all
-    prune = BaseRedisFence._prune

@@ -7,14 +7,13 @@ from typing import Any
 
 from fencelock.fences.sql import FenceColumn, schema
 from fencelock.fences.sql.base import BaseSqlFence, BaseStandaloneSqlFence
+from fencelock.runtime.both_apis import AsyncioApi
 from fencelock.sqlio import AsyncConnection
 
 __all__ = ["FenceColumn", "SqlFence", "StandaloneSqlFence", "schema"]
 
-_Base = BaseSqlFence[AsyncConnection]
 
-
-class SqlFence(BaseSqlFence[AsyncConnection]):
+class SqlFence(BaseSqlFence[AsyncConnection], AsyncioApi):
     """Stores, in the caller's own database, the highest token that each resource has accepted.
 
     A check that is not awaited checks nothing: Python only warns that a coroutine was never awaited. `fencelock.fences.sql`
@@ -30,17 +29,8 @@ class SqlFence(BaseSqlFence[AsyncConnection]):
     34
     """
 
-    awaited = True
-    check = _Base._check
-    token = _Base._token
-    rebase = _Base._rebase
-    rebase_all = _Base._rebase_all
-    prune = _Base._prune
-    create = _Base._create
-    restore = _Base._restore
 
-
-class StandaloneSqlFence(BaseStandaloneSqlFence):
+class StandaloneSqlFence(BaseStandaloneSqlFence, AsyncioApi):
     """Stores the highest token of each resource in a database, for a resource that is elsewhere.
 
     `connect` opens a connection of a kind that SqlFence takes, or an asynchronous context manager around one, such as
@@ -57,5 +47,3 @@ class StandaloneSqlFence(BaseStandaloneSqlFence):
 
     def __init__(self, connect: Callable[[], Any], fence: SqlFence | None = None) -> None:
         super().__init__(connect, fence or SqlFence())
-
-    enter = BaseStandaloneSqlFence._enter

@@ -17,7 +17,6 @@ from fencelock.errors import FencelockError, InvalidType, KeyInProgress, KeyReus
 from fencelock.lockfree.idempotency import DAY
 from fencelock.lockfree.idempotency_records import client_of, is_client
 from fencelock.lockfree.idempotency_sql import is_stored
-from fencelock.runtime.half import ASYNCIO
 from fencelock.sqlio import adapt
 
 HEADER = b"idempotency-key"
@@ -98,7 +97,7 @@ class IdempotencyMiddleware:
                 f"such as engine.begin or pool.connection, not {type(store).__name__}"
             )
         if is_client(store):
-            client_of(store, ASYNCIO)  # refuses one of fencelock.connect
+            client_of(store, awaited=True)  # refuses one of fencelock.connect
         self._app = app
         self._store = store
         self._commits = False  # until the first stored response was found again

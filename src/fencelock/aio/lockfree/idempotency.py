@@ -18,7 +18,7 @@ from fencelock.lockfree.idempotency import (
     key_arguments,
 )
 from fencelock.lockfree.idempotency_sql import prune_expired
-from fencelock.runtime.half import ASYNCIO
+from fencelock.runtime.both_apis import AsyncioApi
 from fencelock.sqlio import AsyncConnection, adapt
 
 __all__ = ["IdempotencyKey", "KeyInProgress", "KeyReused", "ResultTooLarge", "Run", "idempotent", "prune"]
@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class IdempotencyKey(BaseIdempotencyKey):
+class IdempotencyKey(BaseIdempotencyKey, AsyncioApi):
     """An `async with` block that does the work of a key once, in all processes.
 
     `connection`: yours, of asyncio, in a transaction that you commit; or a client of `fencelock.aio.connect`.
@@ -44,8 +44,6 @@ class IdempotencyKey(BaseIdempotencyKey):
     False {'charged': 10}
     True {'charged': 10}
     """
-
-    half = ASYNCIO
 
     async def __aenter__(self) -> Run:
         return await self._begin()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fencelock.errors import VersionConflict
 from fencelock.lockfree.etag import check_if_match, etag
 from fencelock.lockfree.optimistic_sql import BaseSqlRow, Row
 from fencelock.lockfree.optimistic_stores import BaseEtcdKey, BaseHttpResource, BaseRecordKey, BaseRedisKey
 from fencelock.lockfree.versioned import BaseVersionedValue, Versioned
-from fencelock.runtime.half import ASYNCIO
+from fencelock.runtime.both_apis import AsyncioApi
 
 __all__ = [
     "EtcdKey",
@@ -28,35 +27,11 @@ __all__ = [
 T = TypeVar("T")
 
 
-class VersionedValue(BaseVersionedValue[T]):
+class VersionedValue(BaseVersionedValue[T], AsyncioApi):
     """A value that is read and written as a whole, and whose version shows whether others have written meanwhile.
 
     For a store of your own, write `async def _load` and `_store`.
     """
-
-    half = ASYNCIO
-
-    async def read(self) -> Versioned[T]:
-        """Return the current value with its version."""
-        return await self._load()
-
-    async def write(self, value: T, version: Any) -> None:
-        """Write, or raise VersionConflict if the version has changed."""
-        await self._write(value, version)
-
-    async def update(
-        self,
-        fn: Callable[[T], T | Awaitable[T | None] | None],
-        *,
-        timeout: float | None = 30.0,
-        attempts: int | None = None,
-    ) -> T | None:
-        """Replace the value by `fn(value)`, again until no other writer came between; return the new value.
-
-        `fn` may be `async def`. It may be called several times, so it should only compute. If it returns None, nothing is
-        written. After the timeout, or `attempts` attempts, it raises VersionConflict.
-        """
-        return await self._update(fn, timeout, attempts)
 
 
 class SqlRow(BaseSqlRow, VersionedValue[Row]):

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from fencelock.lockfree.outbox import BaseOutbox, Message
-from fencelock.runtime.half import ASYNCIO
+from fencelock.runtime.both_apis import AsyncioApi
 from fencelock.sqlio import AsyncConnection
 
 __all__ = ["Message", "Outbox"]
 
-_Base = BaseOutbox[AsyncConnection]
 
-
-class Outbox(BaseOutbox[AsyncConnection]):
+class Outbox(BaseOutbox[AsyncConnection], AsyncioApi):
     """An outbox in the caller's database. Outboxes with different names are independent.
 
     >>> async def paid(connection):                            # inside the transaction of the payment
     ...     await Outbox("orders").append(connection, "order:42", {"event": "paid"})
     """
-
-    half = ASYNCIO
-    append = _Base._append
-    pending = _Base._pending
-    prune = _Base._prune

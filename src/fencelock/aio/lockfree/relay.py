@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fencelock.aio.fences.sql import SqlFence
 from fencelock.lockfree.relay import BaseRelay
-from fencelock.runtime.half import ASYNCIO
+from fencelock.runtime.both_apis import AsyncioApi
 
 __all__ = ["Relay"]
 
 
-class Relay(BaseRelay):
+class Relay(BaseRelay, AsyncioApi):
     """Delivers the messages of an outbox while it holds the outbox's lock. Start one in every process.
 
     `connect` opens a connection of asyncio, or an asynchronous context manager around one; `deliver` is a coroutine function;
@@ -19,8 +19,4 @@ class Relay(BaseRelay):
     ...     await Relay(outbox, pool.connection, publish, locks).run()
     """
 
-    half = ASYNCIO
     _fence = SqlFence()
-
-    run = BaseRelay._run
-    drain = BaseRelay._drain

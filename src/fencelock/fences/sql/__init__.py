@@ -12,15 +12,13 @@ from typing import Any
 from fencelock.fences.sql.base import BaseSqlFence, BaseStandaloneSqlFence
 from fencelock.fences.sql.column import FenceColumn
 from fencelock.fences.sql.statements import schema
-from fencelock.runtime.half import blocking
+from fencelock.runtime.both_apis import BlockingApi
 from fencelock.sqlio import BlockingConnection
 
 __all__ = ["FenceColumn", "SqlFence", "StandaloneSqlFence", "schema"]
 
-_Base = BaseSqlFence[BlockingConnection]
 
-
-class SqlFence(BaseSqlFence[BlockingConnection]):
+class SqlFence(BaseSqlFence[BlockingConnection], BlockingApi):
     """Stores, in the caller's own database, the highest token that each resource has accepted.
 
     For connections and cursors of sqlite3, psycopg, psycopg2, PyMySQL and mysqlclient, SQLAlchemy's Connection and
@@ -44,16 +42,8 @@ class SqlFence(BaseSqlFence[BlockingConnection]):
     >>> db.close()
     """
 
-    check = blocking(_Base._check)
-    token = blocking(_Base._token)
-    rebase = blocking(_Base._rebase)
-    rebase_all = blocking(_Base._rebase_all)
-    prune = blocking(_Base._prune)
-    create = blocking(_Base._create)
-    restore = blocking(_Base._restore)
 
-
-class StandaloneSqlFence(BaseStandaloneSqlFence):
+class StandaloneSqlFence(BaseStandaloneSqlFence, BlockingApi):
     """Stores the highest token of each resource in a database, for a resource that is elsewhere.
 
     `connect` opens a connection of a kind that SqlFence takes, with autocommit off, or a context manager around one: a
@@ -72,5 +62,3 @@ class StandaloneSqlFence(BaseStandaloneSqlFence):
 
     def __init__(self, connect: Callable[[], Any], fence: SqlFence | None = None) -> None:
         super().__init__(connect, fence or SqlFence())
-
-    enter = blocking(BaseStandaloneSqlFence._enter)

@@ -1,4 +1,4 @@
-"""The coroutines of the SQL fence, for both halves."""
+"""What the SQL fences of both APIs share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fencelock.errors import FencelockError, InvalidArgument
 from fencelock.fences import Fenced, core
 from fencelock.fences.core import HighWaterMark, TokenPair
 from fencelock.fences.sql.statements import schema, statements
+from fencelock.runtime.both_apis import Api, both_apis
 from fencelock.sqlio import (
     MYSQL,
     POSTGRESQL,
@@ -34,10 +35,8 @@ NO_MARK = HighWaterMark(0, "")
 C = TypeVar("C", contravariant=True)
 
 
-class BaseSqlFence(Generic[C]):
-    """The coroutines of both halves."""
-
-    awaited = False
+class BaseSqlFence(Api, Generic[C]):
+    """What both APIs share."""
 
     def __init__(self, *, idle_timeout: bool | float = True) -> None:
         if not isinstance(idle_timeout, bool) and not MIN_IDLE <= idle_timeout <= MAX_IDLE:
@@ -47,7 +46,8 @@ class BaseSqlFence(Generic[C]):
             )
         self._idle_timeout = idle_timeout
 
-    async def _check(self, connection: C, lease: Fenced, resource: str | None = None) -> None:
+    @both_apis
+    async def check(self, connection: C, lease: Fenced, resource: str | None = None) -> None:
         """Raise StaleToken unless the lease is the newest that this resource has accepted, and LeaseLost if it has ended.
 
         Without a resource, it is the lock's name. Call it first in a transaction, before the first read. It refuses a
@@ -67,11 +67,13 @@ class BaseSqlFence(Generic[C]):
         if not await _advance(adapter, name, pair, self._idle_seconds(lease)):
             raise core.refusal(name, pair, await _get_mark(adapter, name))
 
-    async def _token(self, connection: C, resource: str) -> int | None:
+    @both_apis
+    async def token(self, connection: C, resource: str) -> int | None:
         """Return the lowest token that the resource accepts: the highest one so far, or `min_token`, or None."""
         return core.token_of(await _get_mark(self._adapt(connection), core.check_resource(resource)))
 
-    async def _rebase(self, connection: C, resource: str, token: int, *, reason: str) -> None:
+    @both_apis
+    async def rebase(self, connection: C, resource: str, token: int, *, reason: str) -> None:
         """Move the fence of a resource on purpose, down or up, in the caller's transaction. Logs the reason.
 
         It accepts every token from this one on. For locks that moved to an engine whose clock is behind. A holder of an older
@@ -82,7 +84,8 @@ class BaseSqlFence(Generic[C]):
         await _execute(adapter, "set_mark", resource, {"resource": resource, "token": to})
         core.log_rebase(resource, core.token_of(before), to, why)
 
-    async def _rebase_all(self, connection: C, token: int, *, reason: str) -> int:
+    @both_apis
+    async def rebase_all(self, connection: C, token: int, *, reason: str) -> int:
         """Move the fences of all resources, and `min_token`, to one token, in the caller's transaction. Logs the reason.
 
         Return the number of resources.
@@ -93,7 +96,8 @@ class BaseSqlFence(Generic[C]):
         core.log_rebase_all(count, to, why)
         return count
 
-    async def _prune(self, connection: C, min_token: int) -> int:
+    @both_apis
+    async def prune(self, connection: C, min_token: int) -> int:
         """Remove the marks below `min_token`, in the caller's transaction; return their number.
 
         From then on, a resource without a mark refuses tokens below `min_token`. Choose one below every token that may still
@@ -113,11 +117,13 @@ class BaseSqlFence(Generic[C]):
         core.log_prune(count, core.token_of(await _get_mark(adapter, "")) or min_token)
         return count
 
-    async def _create(self, connection: C) -> None:
+    @both_apis
+    async def create(self, connection: C) -> None:
         """Create the table unless it exists. On MySQL that commits an open transaction: do it at deployment."""
         await _create_table(self._adapt(connection))
 
-    async def _restore(self, connection: C) -> None:
+    @both_apis
+    async def restore(self, connection: C) -> None:
         """On MariaDB, reset the limit on idle transactions that checks have set on this connection; elsewhere do nothing.
 
         In PostgreSQL the limit ends with the transaction. MariaDB can set it only for the connection, where it stays until
@@ -128,7 +134,7 @@ class BaseSqlFence(Generic[C]):
             await adapter.execute(statements(MYSQL)["restore"])
 
     def _adapt(self, connection: C) -> ConnectionAdapter:
-        return adapt(connection, "fences", awaited=self.awaited)
+        return adapt(connection, "fences", awaited=self._awaited)
 
     def _idle_seconds(self, lease: object) -> float | None:
         """Return the seconds for which a transaction under this lease may be idle, or None for no limit.
@@ -145,22 +151,22 @@ class BaseSqlFence(Generic[C]):
         return min(max(DEFAULT_IDLE, 2 * ttl), MAX_IDLE)
 
 
-class BaseStandaloneSqlFence:
-    """The coroutine of both halves."""
+class BaseStandaloneSqlFence(Api):
+    """What both APIs share."""
 
     def __init__(self, connect: Callable[[], Any], fence: BaseSqlFence[Any]) -> None:
         self._connect = check_connect(connect, "StandaloneSqlFence")
         self._fence = fence
 
-    async def _enter(self, lease: Fenced, resource: str | None = None) -> None:
+    @both_apis
+    async def enter(self, lease: Fenced, resource: str | None = None) -> None:
         """Refuse older tokens from now on; raise StaleToken or LeaseLost."""
         core.named_credentials(lease, resource)  # errors come before a connection is opened
-        awaited = self._fence.awaited
-        async with borrowed_connection(self._connect, "fences", awaited=awaited) as connection:
-            adapter = adapt(connection, "fences", awaited=awaited)
+        async with borrowed_connection(self._connect, "fences", awaited=self._awaited) as connection:
+            adapter = adapt(connection, "fences", awaited=self._awaited)
             try:
                 await adapter.begin()
-                await self._fence._check(connection, lease, resource)
+                await self._call(self._fence.check, connection, lease, resource)
                 await adapter.commit()
             except BaseException:
                 with suppress(Exception):  # the connection may be what failed
@@ -168,7 +174,7 @@ class BaseStandaloneSqlFence:
                 raise
             finally:
                 with suppress(Exception):
-                    await self._fence._restore(connection)  # it may go back to a pool
+                    await self._call(self._fence.restore, connection)  # it may go back to a pool
 
 
 async def _advance(adapter: ConnectionAdapter, resource: str, pair: TokenPair, idle: float | None) -> bool:
