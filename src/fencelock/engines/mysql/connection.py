@@ -40,7 +40,7 @@ class MySQLConnection:
         self._runtime = runtime
         self.greeting = Reply()
         self._pending: deque[Reply] = deque((self.greeting,))
-        self.push_event = runtime.push_event()
+        self.push_event = runtime.event()
         self.id = 0
         """The server's number of the session (CONNECTION_ID); 0 before the login."""
         self.host = ""
@@ -117,7 +117,7 @@ class MySQLConnection:
 async def receive_all(runtime: Runtime, requests: Sequence[tuple[MySQLConnection, Reply]], timeout: float) -> None:
     """Wait for one reply on each of several connections; some may be missing after the timeout."""
     until = runtime.now() + timeout
-    shared = runtime.push_event()
+    shared = runtime.event()
     for connection, _ in requests:
         connection.push_event = shared
     missing = list(requests)
@@ -130,4 +130,4 @@ async def receive_all(runtime: Runtime, requests: Sequence[tuple[MySQLConnection
         if reply.value is NO_REPLY:
             connection.transport.alive()  # reads what arrived while the process was stopped
         # A shared event must not outlive this call: one receiver would clear it for the others.
-        connection.push_event = runtime.push_event()
+        connection.push_event = runtime.event()

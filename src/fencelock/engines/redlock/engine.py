@@ -418,7 +418,7 @@ class RedlockEngine:
     def _enqueue(self, claim: Claim, queued: WaitingClaim | None, connections: Connections, ticket: int) -> None:
         """Keep the connections for the claim, which the nodes have put into their queues, until they notify it."""
         if queued is None:
-            queued = WaitingClaim(connections, self._runtime.push_event(), ticket)
+            queued = WaitingClaim(connections, self._runtime.event(), ticket)
         for connection in queued.connections:
             if connection is not None:
                 connection.push_events[claim.id] = queued.event

@@ -83,7 +83,7 @@ class ZooKeeperConnection:
     async def open(self, runtime: Runtime, endpoint: Endpoint, handshake: Connect) -> None:
         """Connect and send the handshake; raise EngineUnavailable. `read` does the rest."""
         self._runtime = runtime
-        self._ended = runtime.push_event()
+        self._ended = runtime.event()
         self._connection = await runtime.connect(ZooKeeperConnector(endpoint), self._received, self._ended.set)
         self._connection.send(frame(handshake, None))
 
