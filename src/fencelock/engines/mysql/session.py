@@ -56,11 +56,11 @@ class MySQLSession(dedicated.DedicatedSession):
         """Return that the claim has to wait."""
         return Waiting(self.claim, self.sent_at, None, self)
 
-    def is_silent(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether the session holds the lock, so that no reply is expected on it."""
         return self.stage is Stage.HELD
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the connection is still open; nothing is sent."""
         return self.connection.transport.alive()
 
