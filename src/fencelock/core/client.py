@@ -70,8 +70,8 @@ class Client(Generic[L]):
         self.watches = Watches(self)
         self.entered: weakref.WeakValueDictionary[tuple[str, Hashable], BaseLease] = weakref.WeakValueDictionary()
         """The lease whose `with` block is open, by name and by the thread or task that entered it; the outermost one."""
-        self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
-        """The leases that threads and tasks hold through reentrant locks. A lease that is dropped disappears from here."""
+        self.reentrant: weakref.WeakValueDictionary[tuple[str, Hashable], L] = weakref.WeakValueDictionary()
+        """The lease that a thread or task holds through reentrant locks, by name. A lease that is dropped disappears."""
         self.limits = LimitComparison(self)
         self.flights: dict[str, Any] = {}
         """The builds of single flight that callers of this process share, by key."""
@@ -99,8 +99,7 @@ class Client(Generic[L]):
             self.connected = True
             lease: L | None = None
             if grant is not None:
-                lease = self._make_lease(self, options)
-                lease._begin(grant)
+                lease = self._make_lease(self, grant, options)
                 self.renewer.add(lease)
                 if claim.id not in self.unfinished:
                     raise Forked(FORKED, claim.name)
@@ -117,19 +116,24 @@ class Client(Generic[L]):
             raise
 
     def would_deadlock(self, name: str, mode: Mode) -> bool:
-        """Return whether this thread or task holds the name in an open `with` block and would wait for itself.
+        """Return whether this thread or task holds the name in an open `with` block and would wait for itself."""
+        return self._entered_lease(name, mode) is not None
+
+    def _entered_lease(self, name: str, mode: Mode) -> BaseLease | None:
+        """Return the lease of an open block of this thread or task that blocks a new claim in this mode, or None.
 
         A thread may take several permits of one semaphore.
         """
         held = self.entered.get((name, self.runtime.current_task())) if self.entered else None
-        return held is not None and not (held.mode is mode is Mode.PERMIT or held._released or held.is_lost())
+        if held is None or held.mode is mode is Mode.PERMIT or held._released or held.is_lost():
+            return None
+        return held
 
     def check_deadlock(self, name: str, mode: Mode) -> None:
         """Raise WouldDeadlock if this thread or task would wait for itself."""
-        if self.would_deadlock(name, mode):
-            held = self.entered.get((name, self.runtime.current_task()))
+        if (held := self._entered_lease(name, mode)) is not None:
             advice = "leave that block first, or use reentrant=True in both places if they need the same mode"
-            if held is not None and held.mode is Mode.SHARED and mode is Mode.EXCLUSIVE:
+            if held.mode is Mode.SHARED and mode is Mode.EXCLUSIVE:
                 advice = "a read lease cannot be upgraded: release it, acquire write(), and read again"
             raise WouldDeadlock(
                 f"this thread or task is inside a with block that holds {name!r} and would wait for itself; {advice}",
@@ -271,7 +275,7 @@ class Client(Generic[L]):
         self._to_release.clear()
         self.connected = False
         self.owner = self._given_owner or _default_owner()
-        self.engine.after_fork()  # first: SQLite returns its wake-up sockets to the runtime, which closes them
+        self.engine.after_fork()
         self.runtime.after_fork()
         for lease in leases:
             lease._lose(LossReason.FORKED)

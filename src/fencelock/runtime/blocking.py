@@ -14,7 +14,7 @@ from fencelock.core import wakeup
 from fencelock.core.clock import boottime
 from fencelock.core.fork import raise_if_forked
 from fencelock.core.log import WARNING, log
-from fencelock.runtime.blocking_events import BlockingEvent, PushFlag, WakeupFlag
+from fencelock.runtime.blocking_events import BlockingEvent, PollableEvent
 from fencelock.runtime.blocking_wakeup import SocketWakeup
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-MAX_IDLE_WAKEUPS = 8
 
 _warned = False
 """Whether this process has logged the warning about the blocking API in an event loop."""
@@ -74,8 +72,6 @@ class BlockingRuntime:
         self.now = boottime
         self.cancel_guard = None  # a thread cannot be interrupted, so the body must check the lease
         self.current_task = partial(getattr, _ThreadKey(), "key")
-        self._idle_wakeups: list[SocketWakeup] = []
-        self._closed = False
 
     def random(self) -> float:
         """Return a number for jitter."""
@@ -87,30 +83,13 @@ class BlockingRuntime:
         """Return a new event."""
         return BlockingEvent()
 
-    def push_event(self) -> PushFlag:
-        """Return a new flag."""
-        return PushFlag()
-
-    def wakeup_event(self) -> WakeupFlag:
-        """Return a new flag that ends `wait_for_push`."""
-        return WakeupFlag()
+    def wakeup_event(self) -> PollableEvent:
+        """Return a new event that ends `wait_for_push`."""
+        return PollableEvent()
 
     def process_wakeup(self) -> SocketWakeup | None:
-        """Return an idle wake-up, or a new one: opening a socket costs as much as a transaction of SQLite."""
-        if not wakeup.AVAILABLE:
-            return None
-        try:
-            idle = self._idle_wakeups.pop()
-        except IndexError:
-            return SocketWakeup(*wakeup.open_socket(), self._keep)
-        idle.drain()
-        return idle
-
-    def _keep(self, idle: SocketWakeup) -> None:
-        if self._closed or len(self._idle_wakeups) >= MAX_IDLE_WAKEUPS:
-            idle.destroy()
-        else:
-            self._idle_wakeups.append(idle)
+        """Return a wake-up with a socket of its own."""
+        return SocketWakeup(*wakeup.open_socket()) if wakeup.AVAILABLE else None
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in a daemon thread."""
@@ -210,7 +189,7 @@ class BlockingRuntime:
         """Read the connections in this thread until a push sets the event."""
         from fencelock.runtime.socket_poll import wait_for_push
 
-        wakeup_fd = event.fileno() if isinstance(event, WakeupFlag) else None
+        wakeup_fd = event.fileno() if isinstance(event, PollableEvent) else None
         return wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, wakeup_fd)
 
     async def wait_for_io(self, descriptor: int, timeout: float, *, or_writable: bool = False) -> bool:
@@ -221,12 +200,7 @@ class BlockingRuntime:
             return bool(poll.poll(max(0.0, timeout) * 1000))
 
     async def close(self) -> None:
-        """Close the idle wake-ups."""
-        self._closed = True
-        while self._idle_wakeups:
-            self._idle_wakeups.pop().destroy()
+        """Do nothing: the runtime has no threads or sockets of its own."""
 
     def after_fork(self) -> None:
-        """Close the copied sockets: datagrams for the parent must not arrive here."""
-        while self._idle_wakeups:
-            self._idle_wakeups.pop().destroy()
+        """Do nothing, as `close`."""
