@@ -78,18 +78,17 @@ def most_in_a_window(granted: list[Granted], width: float) -> int:
     return max(sum(grant.earliest >= start and grant.latest < start + width for grant in granted) for start in starts)
 
 
-def check_charges(granted: list[Granted], cost: int) -> None:
-    """Check that each grant was charged `cost` µs, and nothing else was: calls that were refused cost nothing.
-
-    So time was lost only while the whole burst was available, and no call waited.
-    """
+def lost_time(granted: list[Granted], cost: int) -> float:
+    """Return the seconds that nobody used. Check that each grant was charged `cost` µs, and refused calls nothing."""
+    lost = 0.0
     for last, grant in pairwise(granted):
-        charged = grant.number - last.number
-        assert charged >= cost, "a call was not charged"
-        if charged > cost:  # the number was in the past: the call is charged from its own time
+        unused = (grant.number - last.number - cost) / 1e6
+        assert unused >= 0, "a call was not charged"
+        if unused:  # the number was in the past, so that the call was charged from its own time
             assert grant.wait == 0, "something else was charged"
-            unused = (charged - cost) / 1e6
             assert unused <= grant.answered - last.asked + 0.01, "a call was charged for time that has not passed"
+            lost += max(0.0, unused - (grant.answered - grant.asked))  # a slow engine is not the limit's fault
+    return lost
 
 
 def check_order(granted: list[Granted]) -> None:
@@ -99,7 +98,7 @@ def check_order(granted: list[Granted]) -> None:
         assert not overtaken, "a process that asked later goes earlier"
 
 
-@pytest.mark.parametrize(("processes", "per"), [(4, 0.5), pytest.param(16, 4.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("processes", "per"), [(4, 0.5), pytest.param(16, 1.0, marks=pytest.mark.long)])
 async def test_fleet_never_exceeds_its_limit(factory: MakeClient, processes: int, per: float) -> None:
     """In every window of `per` seconds a fleet gets at most n + burst calls, in the order in which it asked for them.
 
@@ -117,7 +116,7 @@ async def test_fleet_never_exceeds_its_limit(factory: MakeClient, processes: int
             assert time >= Granted(*grants[index]).earliest, "a call went before its time"
     assert most_in_a_window(granted, per) <= N + BURST
     cost = round(per * 1e6 / N)
-    check_charges(granted, cost)
+    lost = lost_time(granted, cost)
     check_order(granted)
     if processes == 16:  # fewer may all be late on a busy machine
-        assert (len(granted) - 1) * cost >= 0.95 * (granted[-1].number - granted[0].number), "time was lost"
+        assert lost <= 0.05 * (granted[-1].number - granted[0].number) / 1e6, "less than 95 % of n was used"
