@@ -52,7 +52,7 @@ def test_interrupt_at_any_step_of_the_end_of_a_block_ends_the_lease(kind: str) -
     assert step > 20, "hardly any step was interrupted"
 
 
-ONCE_FUNCTIONS = [
+ONCE_FUNCTIONS: list[Callable[..., Any]] = [
     *FUNCTIONS,
     BaseOnce.leave,
     ClaimedRun.end,
