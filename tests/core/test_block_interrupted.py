@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 import fencelock
 from fencelock.core.block import Blocks
 from fencelock.core.lease import BaseLease
+from fencelock.engines.memory_records import MemoryRecords
 from fencelock.primitives.lock import EnteredBlocks, take_last
+from fencelock.primitives.once import BaseOnce
+from fencelock.primitives.runs import ClaimedRun, outcome_of, write_and_resolve
 from fencelock.runtime.blocking import _store, run_sync
 from tests.interrupts import interrupted_at
 from tests.support.waiting import eventually_blocking
@@ -46,3 +50,35 @@ def test_interrupt_at_any_step_of_the_end_of_a_block_ends_the_lease(kind: str) -
             with lock:
                 pass  # no WouldDeadlock, although the object of the lock is the same
     assert step > 20, "hardly any step was interrupted"
+
+
+ONCE_FUNCTIONS: list[Callable[..., Any]] = [
+    *FUNCTIONS,
+    BaseOnce.leave,
+    ClaimedRun.end,
+    ClaimedRun.record,
+    outcome_of,
+    write_and_resolve,
+    MemoryRecords.write,
+]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_interrupt_at_any_step_of_the_end_of_a_once_block_ends_the_lease() -> None:
+    """Wherever Ctrl-C interrupts the end of a run, nothing renews its lease, and the slot's lock is free for another run."""
+    step, interrupted = 0, True
+    with fencelock.connect("memory://interrupted-once", ttl=30) as locks:
+        while interrupted:
+            step += 1
+            once = locks.once("bill", str(step), attempts=2)
+            slot = once.__enter__()
+            assert slot is not None
+            interrupted = interrupted_at(step, ONCE_FUNCTIONS, partial(once.__exit__, None, None, None))
+            assert not locks._client.renewer.leases(), f"renewed after an interrupt at step {step}"
+            with pytest.raises(fencelock.LeaseLost):
+                slot.check()
+            eventually_blocking(lambda: not list(locks.names()), f"the lock is free after step {step}")
+            with locks.once("bill", str(step), attempts=3, again=True) as again:  # no WouldDeadlock in this thread
+                assert again is not None
+                assert again.token > slot.token
+    assert step > 40, "hardly any step was interrupted"

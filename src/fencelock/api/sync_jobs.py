@@ -7,12 +7,12 @@ from datetime import datetime
 from functools import update_wrapper
 from types import TracebackType
 
-from fencelock.api.sync_lock import Lease, Lost
+from fencelock.api.sync_lock import Lease, Lost, after_interrupt
 from fencelock.core.validation import check_function
 from fencelock.core.watch import StopSignal, check_stop
 from fencelock.primitives.api_hints import BlockingOnly
 from fencelock.primitives.once import BaseOnce
-from fencelock.primitives.runs import Run
+from fencelock.primitives.runs import ClaimedRun, Run
 from fencelock.primitives.schedule import BaseSchedule
 from fencelock.runtime.blocking import run_sync
 
@@ -115,7 +115,13 @@ class Once(BlockingOnly):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        run_sync(self._once.leave(error))
+        popped: list[ClaimedRun[Lease] | None] = []
+        try:  # no call before it: Ctrl-C may come at any step
+            run_sync(self._once.leave(error, popped))
+        except BaseException as failure:
+            claimed = popped[0] if popped else self._once.pop_own_block()
+            after_interrupt(failure, None if claimed is None else claimed.lease)
+            raise
 
     def __repr__(self) -> str:
         return f"<Once {self.name!r} {self.slot}>"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from fencelock.core.records import UNFENCED_TOKEN, Record, Records
+from fencelock.core.records import UNFENCED_TOKEN, Record, Records, Written
 
 
 class RateRequest(NamedTuple):
@@ -82,21 +82,24 @@ class RecordRates:
         """Returns the time in µs, on the engine's clock if it has one, given the record that was just read."""
 
     async def reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
-        """Read all limits, decide, and write those that no other client has changed meanwhile; else start over."""
+        """Read all limits, decide, and write those that no other client has changed meanwhile; else decide again."""
+        records = [await self._records.read(request.key) for request in requests]
         while True:
-            records = [await self._records.read(request.key) for request in requests]
             now = await self._clock(records[-1])
             reservation = decide(now, [_number(record) for record in records], requests, max_wait)
             if not reservation.granted:
                 return reservation
             stored = 0
             for request, record, time in zip(requests, records, reservation.times, strict=True):
-                if not await self._store(request.key, record, time, now):
+                written = await self._store(request.key, record, time, now)
+                if not written.done:
+                    records[stored] = written.record  # what another client has written meanwhile
                     break
                 stored += 1
             else:
                 return reservation
             await self.refund(requests[:stored], reservation._replace(times=reservation.times[:stored]))
+            records[:stored] = [await self._records.read(request.key) for request in requests[:stored]]
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
         """Give back each charge that is still the last one."""
@@ -114,11 +117,10 @@ class RecordRates:
             now = await self._clock(record)
         return now, numbers
 
-    async def _store(self, key: str, record: Record | None, time: int, now: int) -> bool:
+    async def _store(self, key: str, record: Record | None, time: int, now: int) -> Written:
         ttl = max(0.0, (time - now) / 1e6) + KEEP
         expect = 0 if record is None else record.version
-        written = await self._records.write(key, str(time).encode(), token=UNFENCED_TOKEN, ttl=ttl, expect=expect)
-        return written.done
+        return await self._records.write(key, str(time).encode(), token=UNFENCED_TOKEN, ttl=ttl, expect=expect)
 
 
 def _number(record: Record | None) -> int:

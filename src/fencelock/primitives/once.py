@@ -112,11 +112,21 @@ class BaseOnce(Generic[L]):
         self._entered.append((self.current_task(), block))
         return block
 
-    async def leave(self, error: BaseException | None) -> None:
-        """End the last `with` block of this thread or task."""
-        block = take_last(self._entered, self.current_task, [])
+    async def leave(self, error: BaseException | None, popped: list[ClaimedRun[L] | None] | None = None) -> None:
+        """End the last `with` block of this thread or task.
+
+        It is in `popped` before it is removed: a caller that Ctrl-C interrupts finds it there, or with `pop_own_block`.
+        """
+        block = take_last(self._entered, self.current_task, [] if popped is None else popped)
         if block is not None:
             await block.end(error, self.now())
+
+    def pop_own_block(self) -> ClaimedRun[L] | None:
+        """Remove and return the run of the last `with` block of this thread or task, or None."""
+        task = self.current_task()
+        if all(entered != task for entered, _ in self._entered.copy()):
+            return None
+        return take_last(self._entered, self.current_task, [])
 
     async def _read(self) -> Record | None:
         self._client._check_open(self.name)
