@@ -53,10 +53,6 @@ class SimulatedEngine(Protocol):
         """Lose all data."""
         ...
 
-    def force(self, name: str) -> None:
-        """Release a name by force."""
-        ...
-
     def jump(self, seconds: float, /) -> bool:
         """Set the wall clock, if the scenario allows it; return whether it did."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from zlib import crc32
 
@@ -46,6 +46,11 @@ class SimulatedHost:
         """End a connection on the server's side."""
         self.sessions.pop(session, None)
         self.redis.forget(session)
+
+    def unexpired(self, claims: Mapping[bytes, bytes]) -> list[bytes]:
+        """Return the values of a hash that begin with a time in ms that is still to come."""
+        now = self.wall.us() // 1000
+        return [claim for claim in claims.values() if int(claim.partition(b":")[0]) > now]
 
     def pause(self, seconds: float) -> None:
         """Pause the host; it answers requests afterwards."""

@@ -55,9 +55,9 @@ class SimLease(BaseLease):
         try:
             await super()._downgrade()
         except BaseException:
-            op.ended(Outcome.UNKNOWN)
+            op.returned(Outcome.UNKNOWN)
             raise
-        op.ended(Outcome.OK, token=self._recorder.engine.token(claim))
+        op.returned(Outcome.OK, token=self._recorder.engine.token(claim))
 
     async def _release(self) -> bool:
         """Release; the holder has stopped before."""
@@ -66,13 +66,13 @@ class SimLease(BaseLease):
         try:
             ours = await super()._release()
         except Cancelled:
-            op.ended(Outcome.OK)  # the caller does not learn the outcome, but the lease must have been released
+            op.returned(Outcome.OK)  # the caller does not learn the outcome, but the lease must have been released
             self._recorder.released(self)
             raise
         except EngineUnavailable:
-            op.ended(Outcome.UNKNOWN)
+            op.returned(Outcome.UNKNOWN)
             raise
-        op.ended(Outcome.OK if ours else Outcome.FAILED)
+        op.returned(Outcome.OK if ours else Outcome.FAILED)
         if ours:
             self._recorder.released(self)
         return ours
@@ -81,7 +81,7 @@ class SimLease(BaseLease):
         self._end()
         op = self._recorder.call(self._process, Kind.RELEASE, self._grant.claim, self.token)
         claim = super()._withdraw()
-        op.ended(Outcome.FAILED if claim is None else Outcome.OK)
+        op.returned(Outcome.FAILED if claim is None else Outcome.OK)
         if claim is not None:
             self._recorder.released(self)
         return claim
@@ -120,9 +120,9 @@ class SimClient(Client[SimLease]):
         try:
             lease = await super().acquire(claim, timeout, options, should_stop)
         except BaseException as error:
-            op.ended(Outcome.UNKNOWN if isinstance(error, EngineUnavailable) else Outcome.FAILED)
+            op.returned(Outcome.UNKNOWN if isinstance(error, EngineUnavailable) else Outcome.FAILED)
             raise
-        op.ended(Outcome.FAILED if lease is None else Outcome.OK, lease)
+        op.returned(Outcome.FAILED if lease is None else Outcome.OK, lease)
         return lease
 
 

@@ -139,10 +139,6 @@ class SimulatedMemory:
         """Return a client of the store."""
         return SimMemoryEngine(runtime, self._network, self)
 
-    def force(self, name: str) -> None:
-        """Release a name by force."""
-        self.store.force_release(name)
-
     def jump(self, seconds: float) -> bool:
         """Set the wall clock. Leases expire by a boot clock, so only tokens after a loss of data depend on it."""
         if self._scenario is not None and self._scenario.wipes:

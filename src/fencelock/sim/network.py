@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from fencelock.errors import OutcomeUnknown
 from fencelock.sim.process import Process
@@ -94,53 +94,36 @@ class Network:
         return rng.random() * (faults.slowest if slow else faults.delay)
 
     async def request(self, process: Process, server: str, question: Callable[[], T], *, once: bool = False) -> T:
-        """Call `question` on a server and return its reply, or raise OutcomeUnknown."""
-        call: Call[T] = Call(process)
-        timer = process.timer(self.faults.reply_timeout, call.suspension.wake)
-        self.send(process.label, server, partial(self._arrive, call, server, question), once=once)
+        """Call `question` on a server and return its reply, the first one that arrives, or raise OutcomeUnknown."""
+        suspension, replies = Suspension(process), list[Callable[[], T]]()
+
+        def arrive() -> None:
+            self.send(server, process.label, partial(process.deliver, partial(receive, _call(question))))
+
+        def receive(reply: Callable[[], T]) -> None:
+            if not suspension.done:
+                replies.append(reply)
+                suspension.wake()
+
+        timer = process.timer(self.faults.reply_timeout, suspension.wake)
+        self.send(process.label, server, arrive, once=once)
         try:
-            await call.suspension
+            await suspension
         finally:
             timer.cancel()
-        return call.result()
-
-    def _arrive(self, call: Call[T], server: str, question: Callable[[], T]) -> None:
-        try:
-            answer: Callable[[], object] = partial(call.answer, question())
-        except Exception as error:
-            answer = partial(call.fail, error)
-        self.send(server, call.process.label, partial(call.process.deliver, answer))
-
-
-class Call(Generic[T]):
-    """A request in flight: its first reply counts."""
-
-    __slots__ = ("_error", "_value", "answered", "process", "suspension")
-
-    def __init__(self, process: Process) -> None:
-        self.process = process
-        self.suspension = Suspension(process)
-        self.answered = False
-        self._error: Exception | None = None
-        self._value: T | None = None
-
-    def answer(self, value: T) -> None:
-        """Receive the reply."""
-        self._complete(value, None)
-
-    def fail(self, error: Exception) -> None:
-        """Receive an error."""
-        self._complete(None, error)
-
-    def _complete(self, value: T | None, error: Exception | None) -> None:
-        if not self.suspension.done:
-            self.answered, self._value, self._error = True, value, error
-            self.suspension.wake()
-
-    def result(self) -> T:
-        """Return the reply, or raise its error, or OutcomeUnknown without a reply."""
-        if not self.answered:
+        if not replies:
             raise OutcomeUnknown("no reply from the simulated server")
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+        return replies[0]()
+
+
+def _call(question: Callable[[], T]) -> Callable[[], T]:
+    """Call a function; return one that returns the same result, or raises the same error."""
+    try:
+        result = question()
+    except Exception as error:
+        return partial(_raise, error)
+    return lambda: result
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

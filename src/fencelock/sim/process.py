@@ -39,7 +39,7 @@ class Process:
     # ------------------------------------------------------------------ running
 
     def spawn(self, coro: Coroutine[Any, Any, Any], name: str, on_end: Callable[[Task], None] | None = None) -> Task:
-        """Start a task; `whole` is called when it has ended."""
+        """Start a task; `on_end` is called when it has ended, and gets its error. Without it, an error ends the run."""
         task = Task(self, coro, name, partial(self._ended, on_end))
         self._tasks[task] = None
         return task

@@ -22,9 +22,9 @@ from fencelock.model import Mode
 from fencelock.primitives.election import BaseElection
 from fencelock.primitives.lock import BaseLock
 from fencelock.primitives.multi import BaseMultiLock, modes_of
-from fencelock.sim.history import Observation, Outcome, Term
+from fencelock.sim.history import Group, Observation, Outcome, Term
 from fencelock.sim.locks import Held, SimClient, SimLease
-from fencelock.sim.recorder import PendingGroup, Recorder
+from fencelock.sim.recorder import Pending, Recorder
 from fencelock.sim.resource import Resource
 from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scenario import Scenario
@@ -207,20 +207,22 @@ class Worker:
         return await (lock.try_acquire() if job.timeout == 0.0 else lock.acquire(job.timeout))
 
     async def _use_group(self, job: Use) -> None:
-        record = self._recorder.group(self._runtime.process, job.writes + job.reads)
+        scheduler, names = self._recorder.scheduler, job.writes + job.reads
+        called = Group(names, self._client.owner, scheduler.time, None, Outcome.UNKNOWN, ())
+        record = self._recorder.begun(self._runtime.process, called)
         try:
             group = await self._acquire_group(job, record)
         except BaseException:
-            record.ended(Outcome.FAILED)
+            record.returned(Outcome.FAILED)
             raise
-        record.ended(Outcome.FAILED if group is None else Outcome.OK)
+        record.returned(Outcome.FAILED if group is None else Outcome.OK)
         if group is not None:
             try:
                 await self._hold(job, group)
             finally:
-                record.released()
+                record.update(released=scheduler.time)
 
-    async def _acquire_group(self, job: Use, record: PendingGroup) -> BaseGroup | None:
+    async def _acquire_group(self, job: Use, record: Pending[Group]) -> BaseGroup | None:
         multi = BaseMultiLock(
             self._client,
             lambda client: record.track(BaseGroup(client)),

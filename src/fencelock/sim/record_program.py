@@ -131,7 +131,7 @@ class RecordWorker(Worker):
             await self._runtime.sleep(job.stubborn * self._runtime.random())
             raise
         finally:
-            work.ended()
+            work.update(end=self._scheduler.time)
 
     async def _schedule(self, job: RecordJob) -> None:
         options = self._options
@@ -202,7 +202,7 @@ class RecordWorker(Worker):
             if job.fails:
                 raise WorkFailed
         finally:
-            work.ended()
+            work.update(end=self._scheduler.time)
         return number
 
 
@@ -219,11 +219,11 @@ class SimOnce(BaseOnce[SimLease]):
 class SimRateLimit(BaseRateLimit):
     """A rate limit that records every reservation. It is for one caller."""
 
-    last: Pending
+    last: Pending[Reservation]
 
     def __init__(self, client: SimClient, limit: Limit, recorder: Recorder) -> None:
         super().__init__(client, [limit])
-        self._begin: Callable[[Reservation], Pending] = partial(recorder.begun, client._process)
+        self._begin: Callable[[Reservation], Pending[Reservation]] = partial(recorder.begun, client._process)
         self._scheduler = recorder.scheduler
 
     async def _reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reserved | None:
@@ -231,6 +231,5 @@ class SimRateLimit(BaseRateLimit):
         self.last = self._begin(Reservation(limit.key, self._client.owner, limit.n, limit.per, limit.burst, now))
         reserved = await super()._reserve(requests, max_wait)
         assert reserved is not None
-        outcome = Outcome.OK if reserved.granted else Outcome.FAILED
-        self.last.update(returned=self._scheduler.time, outcome=outcome, wait=reserved.wait)
+        self.last.returned(Outcome.OK if reserved.granted else Outcome.FAILED, wait=reserved.wait)
         return reserved

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import inf
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fencelock.core.group import BaseGroup
 from fencelock.model import Claim
@@ -24,104 +23,59 @@ from fencelock.sim.history import (
     Note,
     Op,
     Outcome,
-    Reservation,
+    Record,
 )
 from fencelock.sim.locks import SimLease
 from fencelock.sim.process import Process
 from fencelock.sim.scheduler import Scheduler
 
-
-class PendingOp:
-    """A call that has not returned."""
-
-    def __init__(self, recorder: Recorder, process: Process, kind: Kind, claim: Claim, token: int | None) -> None:
-        self._recorder = recorder
-        self._process = process
-        now, unknown = recorder.scheduler.time, Outcome.UNKNOWN
-        self._op = Op(
-            claim.name,
-            kind,
-            process.label,
-            now,
-            None,
-            unknown,
-            token,
-            shared=claim.shared,
-            limit=claim.limit,
-            value=claim.value,
-        )
-        self._lease: SimLease | None = None
-
-    def ended(self, outcome: Outcome, lease: SimLease | None = None, token: int | None = None) -> None:
-        """Record the outcome, and the lease of an acquire or the token of a downgrade."""
-        op = self._op = replace(self._op, returned=self._recorder.scheduler.time, outcome=outcome)
-        if lease is not None:
-            self._lease = lease
-            self._op = replace(
-                op, token=lease.token, ticket=self._recorder.engine.tickets.get((lease.name, lease.token))
-            )
-        elif token is not None:
-            self._op = replace(op, token=token)
-
-    def op(self) -> Op:
-        """Return the record. Only at the end of a run is it known how long each lease was valid."""
-        lease, op = self._lease, self._op
-        if op.returned is None:
-            op = replace(op, returned=self._process.died)
-        if lease is None:
-            return op
-        return replace(op, valid_from=lease.begun, valid_until=lease.valid_until(), downgraded=lease.downgraded)
+R = TypeVar("R", bound=Record)
 
 
-class PendingGroup:
-    """A multi-lock that is being acquired, or held."""
+class Pending(Generic[R]):
+    """A record that is not complete: a call that has not returned, or work that has not ended."""
 
-    def __init__(self, recorder: Recorder, process: Process, names: Sequence[str]) -> None:
-        self._recorder = recorder
-        self._made: list[BaseGroup] = []
-        self._group = Group(tuple(names), process.label, recorder.scheduler.time, None, Outcome.UNKNOWN, ())
-
-    def track(self, group: BaseGroup) -> BaseGroup:
-        """Note a group of leases that the multi-lock has begun to acquire."""
-        self._made.append(group)
-        return group
-
-    def ended(self, outcome: Outcome) -> None:
-        """Record the outcome of the acquire."""
-        self._group = replace(self._group, returned=self._recorder.scheduler.time, outcome=outcome)
-
-    def released(self) -> None:
-        """Record that the release has returned."""
-        self._group = replace(self._group, released=self._recorder.scheduler.time)
-
-    def group(self) -> Group:
-        """Return the record."""
-        leases = tuple((lease.name, lease.token) for group in self._made for lease in group._members)
-        return replace(self._group, leases=leases)
-
-
-class Pending:
-    """Work that has begun: a JobRun, a Build or a Reservation."""
-
-    def __init__(self, recorder: Recorder, process: Process, record: JobRun | Build | Reservation) -> None:
+    def __init__(self, recorder: Recorder, process: Process, record: R) -> None:
         self._recorder = recorder
         self._process = process
         self._record = record
+        self._lease: SimLease | None = None
+        self._groups: list[BaseGroup] = []
 
     def update(self, **changes: Any) -> None:
         """Record how it went on."""
         self._record = replace(self._record, **changes)
 
-    def ended(self) -> None:
-        """Record that it ends now."""
-        self.update(end=self._recorder.scheduler.time)
+    def returned(self, outcome: Outcome, lease: SimLease | None = None, **changes: Any) -> None:
+        """Record the outcome of a call, and the lease of an acquire."""
+        if lease is not None:
+            self._lease = lease
+            changes |= {"token": lease.token, "ticket": self._recorder.engine.tickets.get((lease.name, lease.token))}
+        self.update(returned=self._recorder.scheduler.time, outcome=outcome, **changes)
 
-    def record(self) -> JobRun | Build | Reservation:
-        """Return the record. Work that has not ended was over when its process died."""
-        if isinstance(self._record, Reservation) or self._record.end < inf:
-            return self._record
-        died = self._process.died
-        return replace(self._record, end=self._recorder.scheduler.time if died is None else died)
+    def track(self, group: BaseGroup) -> BaseGroup:
+        """Note a group of leases that a multi-lock has begun to acquire."""
+        self._groups.append(group)
+        return group
+
+    def record(self) -> Record:
+        """Return the record as it is at the end of a run: only then is it known how long each lease was valid.
+
+        Work that has not ended was over when its process died.
+        """
+        record, died, lease = self._record, self._process.died, self._lease
+        match record:
+            case Op(returned=None):
+                return replace(record, returned=died)
+            case Op() if lease is not None:
+                ends = lease.valid_until()
+                return replace(record, valid_from=lease.begun, valid_until=ends, downgraded=lease.downgraded)
+            case Group():
+                members = chain.from_iterable(group._members for group in self._groups)
+                return replace(record, leases=tuple((lease.name, lease.token) for lease in members))
+            case JobRun(end=end) | Build(end=end) if end == inf:
+                return replace(record, end=self._recorder.scheduler.time if died is None else died)
+        return record
 
 
 class Recorder:
@@ -133,30 +87,25 @@ class Recorder:
         self.scheduler = scheduler
         self.engine = engine
         self.history = History()
-        self._ops: list[PendingOp] = []
-        self._groups: list[PendingGroup] = []
-        self._begun: list[Pending] = []
+        self._pending: list[Pending[Any]] = []
         self._builds = 0
 
-    def call(self, process: Process, kind: Kind, claim: Claim, token: int | None = None) -> PendingOp:
-        """Record that an operation was called."""
-        self._ops.append(PendingOp(self, process, kind, claim, token))
-        return self._ops[-1]
+    def begun(self, process: Process, record: R) -> Pending[R]:
+        """Record that a call was made, or that work has begun."""
+        pending = Pending(self, process, record)
+        self._pending.append(pending)
+        return pending
 
-    def group(self, process: Process, names: Sequence[str]) -> PendingGroup:
-        """Record that a multi-lock is being acquired."""
-        self._groups.append(PendingGroup(self, process, names))
-        return self._groups[-1]
+    def call(self, process: Process, kind: Kind, claim: Claim, token: int | None = None) -> Pending[Op]:
+        """Record that an operation was called."""
+        now, unknown = self.scheduler.time, Outcome.UNKNOWN
+        op = Op(claim.name, kind, process.label, now, None, unknown, token, shared=claim.shared, limit=claim.limit)
+        return self.begun(process, replace(op, value=claim.value))
 
     def next_build(self) -> int:
         """Return the number of a new build of a cached value."""
         self._builds += 1
         return self._builds
-
-    def begun(self, process: Process, record: JobRun | Build | Reservation) -> Pending:
-        """Record that work has begun."""
-        self._begun.append(Pending(self, process, record))
-        return self._begun[-1]
 
     def released(self, lease: SimLease, since: float | None = None) -> None:
         """Look, when the clean-up of a lease is confirmed and its last message has arrived, whether the engine has it."""
@@ -193,7 +142,6 @@ class Recorder:
         history = History()
         for plural in PLURALS.values():
             getattr(history, plural).extend(getattr(self.history, plural))
-        pending = [pending.op() for pending in self._ops], [pending.group() for pending in self._groups]
-        for record in chain(*pending, (work.record() for work in self._begun), self.engine.log):
+        for record in chain((pending.record() for pending in self._pending), self.engine.log):
             history.add(record)
         return history

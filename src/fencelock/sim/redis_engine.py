@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 from fencelock.core.engine import Engine
-from fencelock.core.runtime import Command, Connector, Runtime
+from fencelock.core.runtime import Command
 from fencelock.engines.redis.connector import CONNECT_TIMEOUT, RedisConnector
 from fencelock.engines.redis.engine import RedisEngine
 from fencelock.model import Claim
-from fencelock.runtime.blocking import run_sync
-from fencelock.sim.connection import as_parsed
 from fencelock.sim.history import Charge, Leftover, RecordWrite, readable
 from fencelock.sim.host import SimulatedHost
 from fencelock.sim.network import Network
@@ -22,6 +22,8 @@ from fencelock.sim.runtime import SimRuntime
 from fencelock.sim.scenario import Scenario
 
 NAMESPACE = "fencelock"
+CLAIMS = re.compile(r":(lock|holders|waiters):(.*)", re.DOTALL)
+"""Which keys hold claims: the kind of the key, and the name."""
 COARSE = 1_000_000
 """µs: the step of a clock that is set back when data is lost, so that tokens repeat."""
 
@@ -75,36 +77,73 @@ class TicketingRedis(Redis):
             self.tickets[grant] = self._leaving.get(id, self._last)
 
 
-class SimulatedRedis:
-    """One server."""
+class RedisServers:
+    """Simulated servers on which the production scripts keep claims: what Redis and Redlock have in common."""
 
     reply_timeout = CONNECT_TIMEOUT
+    fields: Mapping[str, int]
+    """How many fields are before the owner, in the value of each kind of key that holds claims."""
 
-    def __init__(self, network: Network, scenario: Scenario) -> None:
+    def __init__(
+        self, network: Network, scenario: Scenario, labels: Sequence[str], make: Callable[..., Redis] = Redis
+    ) -> None:
+        self._network = network
         self._scenario = scenario
         self._rng = network.scheduler.random
-        self._host = SimulatedHost(network, "redis", TicketingRedis)
+        self.labels = labels
+        self.hosts: Sequence[SimulatedHost] = tuple(SimulatedHost(network, label, make) for label in labels)
+        self._connectors = [connector(label) for label in labels]
+
+    def has(self, claim: Claim) -> bool:
+        """Return whether a claim waits on a server or holds it."""
+        id = claim.id.encode()
+        return any(
+            id in value if isinstance(value, dict) else isinstance(value, bytes) and value.startswith(id)
+            for host in self.hosts
+            for value in host.redis.contents().values()
+        )
+
+    def leftovers(self, at: float) -> list[Leftover]:
+        """Return the holders and waiters of every server."""
+        found = []
+        for host in self.hosts:
+            for key, value in host.redis.contents().items():
+                if (place := CLAIMS.search(key.decode())) is None:
+                    continue
+                kind, name = place.groups()
+                role = f"{'waiter' if kind == 'waiters' else 'holder'} of {host.label}"
+                for claim in [value] if kind == "lock" else host.unexpired(value):
+                    owner, _, _ = claim.decode().split(":", self.fields[kind])[-1].partition("\n")
+                    found.append(Leftover(name, owner, role, at))
+        return found
+
+    def wipe(self) -> None:
+        """Lose the data of one server, with a restart or without one."""
+        host = self._rng.choice(self.hosts)
+        if self._rng.random() < 0.5:
+            host.redis.wipe()
+        else:
+            host.crash(self._rng.random(), wipe=True)
+
+
+class SimulatedRedis(RedisServers):
+    """One server."""
+
+    fields = MappingProxyType({"lock": 3, "holders": 4, "waiters": 5})
+
+    def __init__(self, network: Network, scenario: Scenario) -> None:
+        super().__init__(network, scenario, ("redis",), TicketingRedis)
+        (self._host,), (self._connector,) = self.hosts, self._connectors
         self._server = cast("TicketingRedis", self._host.redis)
         self._start = self._host.wall.us()
         if scenario.rewinds:
             self._host.wall.step = COARSE
-        self.labels: Sequence[str] = (self._host.label,)
-        self.hosts: Sequence[SimulatedHost] = (self._host,)
-        self._connector = connector("redis")
-        self._probe = RedisEngine(outside(self.hosts), self._connector, NAMESPACE)
         self.tickets: Mapping[tuple[str, int], int] = self._server.tickets
 
     def connect(self, runtime: SimRuntime) -> Engine:
         """Return the production engine; its tasks share a connection, as in asyncio, or do not, as with threads."""
         runtime.shares_connections = self._rng.random() < 0.5
         return RedisEngine(runtime, self._connector, NAMESPACE)
-
-    def has(self, claim: Claim) -> bool:
-        """Return whether a claim waits or holds the lock."""
-        id = claim.id.encode()
-        return self.token(claim) is not None or any(
-            id in value for value in self._server.contents().values() if isinstance(value, dict)
-        )
 
     def token(self, claim: Claim) -> int | None:
         """Return the token with which a claim holds its name, or None."""
@@ -131,22 +170,11 @@ class SimulatedRedis:
         stored = readable(b64decode(text[1:]) if text else None)
         return RecordWrite(record, self._host.wall.true(at), int(token), stored, expires)
 
-    def leftovers(self, at: float) -> list[Leftover]:
-        """Return the claims that `inspect` finds."""
-        return inspect_all(self._probe, self._scenario.names, at)
-
     def wipe(self) -> None:
-        """Lose all data, with a restart or without one; tokens repeat if the clock is set back, too."""
+        """Lose all data; tokens repeat if the clock is set back, too."""
         if self._scenario.rewinds:
             self._host.wall.shift -= self._host.wall.us() - self._start
-        if self._rng.random() < 0.5:
-            self._host.redis.wipe()
-        else:
-            self._host.crash(self._rng.random(), wipe=True)
-
-    def force(self, name: str) -> None:
-        """Release a name by force."""
-        run_sync(self._probe.force_release(name))
+        super().wipe()
 
     def jump(self, seconds: float) -> bool:
         """Set the clock by which leases expire, only in scenarios that promise no exclusion."""
@@ -158,66 +186,6 @@ class SimulatedRedis:
 def connector(label: str) -> RedisConnector:
     """Return a production connector. Simulated connections use it only to decode errors."""
     return RedisConnector(label, _never, _never)
-
-
-def inspect_all(client_engine: Engine, names: Sequence[str], at: float) -> list[Leftover]:
-    """Return the holders and waiters that an engine finds under the names."""
-    found = []
-    for name in names:
-        snapshot = run_sync(client_engine.inspect(name))
-        found += [Leftover(name, holder.owner, "holder", at) for holder in snapshot.holders]
-        found += [Leftover(name, waiter.owner, "waiter", at) for waiter in snapshot.waiters]
-    return found
-
-
-def outside(hosts: Sequence[SimulatedHost]) -> Runtime:
-    """Return a runtime for the checker: it reaches every server immediately, whatever the faults are."""
-    return cast("Runtime", _Outside({host.label: host for host in hosts}))
-
-
-class _Outside:
-    shares_connections = False
-
-    def __init__(self, hosts: dict[str, SimulatedHost]) -> None:
-        self._hosts = hosts
-
-    def now(self) -> float:
-        return 0.0
-
-    async def sleep(self, seconds: float) -> None:
-        pass
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
-        run_sync(work)
-
-    async def connect(self, connector: Connector, *_: Callable[..., None]) -> _Direct:
-        return _Direct(self._hosts[connector.address], connector)
-
-    async def request_all(
-        self, requests: Sequence[tuple[_Direct, Command | bytes]], timeout: float, _: object
-    ) -> list[Any]:
-        return [await connection.request(command, timeout) for connection, command in requests]
-
-
-class _Direct:
-    open = True
-    pending = ()
-    oldest_pending_since = None
-
-    def __init__(self, host: SimulatedHost, connector: Connector) -> None:
-        self._host = host
-        self._connector = connector
-
-    async def request(self, command: Command | bytes, _: float) -> Any:
-        if command[0] == "SUBSCRIBE":
-            return [b"subscribe", b"", 0]
-        return as_parsed(self._connector, self._host.redis.request(command)[0])
-
-    def alive(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        pass
 
 
 def _never() -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
 
 from fencelock.core.group import BaseGroup
+from fencelock.errors import EngineUnavailable
 from fencelock.fences.memory import MemoryFence
 from fencelock.model import LossReason
 from fencelock.sim import engines
@@ -86,6 +88,8 @@ class Run:
         self.resources = {name: Resource(self.network, f"data:{name}", fence, log) for name in scenario.names}
         self.processes: list[Process] = []
         self.clients: list[SimClient] = []
+        self._operators: list[Process] = []
+        """Processes that release a name by force."""
         self._limits = self._rng.choice(((2,), (3,), (1, 2), (1, 2, 4)))
         self._options = Options(Random(seed), scenario)
         self._working = 0
@@ -202,7 +206,15 @@ class Run:
     def _force(self) -> None:
         name = self._rng.choice(self.scenario.names)
         self.recorder.note("operator", f"releases {name!r} by force")
-        self.engine.force(name)
+        process = Process(self.scheduler, "operator")
+        self._operators.append(process)
+        process.spawn(self._force_release(SimRuntime(process, self.network), name), "force")
+
+    async def _force_release(self, runtime: SimRuntime, name: str) -> None:
+        engine = self.engine.connect(runtime)
+        with suppress(EngineUnavailable):
+            await engine.force_release(name)
+        await engine.close()
 
     def _jump(self) -> None:
         seconds = self._rng.uniform(-1000, 1000)
@@ -250,7 +262,7 @@ class Run:
 
     def _look_for_tasks(self) -> None:
         """Record the tasks that still run: a renewer without leases ends when it next looks at them."""
-        for process in self.processes:
+        for process in self.processes + self._operators:
             for error in process.errors:
                 raise RuntimeError(f"a background task of {process.label} failed") from error
             if not process.dead:
@@ -259,7 +271,7 @@ class Run:
 
     def close(self) -> None:
         """Close every coroutine that is left."""
-        for process in self.processes:
+        for process in self.processes + self._operators:
             process.end()
         for client in self.clients:
             client.renewer.stop(LossReason.CLOSED)

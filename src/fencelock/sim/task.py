@@ -138,10 +138,6 @@ class Task:
             return
         self.done = True
         try:
-            self._context.run(self._coro.throw, Gone()) if self._started else self._coro.close()
+            self._context.run(self._coro.throw, Gone()) if self._suspension is not None else self._coro.close()
         except (Gone, StopIteration):
             pass
-
-    @property
-    def _started(self) -> bool:
-        return self._suspension is not None
