@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock.core.block import Blocks
+from fencelock.core.block import Blocks, take_last
 from fencelock.core.lease import BaseLease
 from fencelock.engines.memory_records import MemoryRecords
-from fencelock.primitives.lock import EnteredBlocks, take_last
+from fencelock.primitives.lock import EnteredBlocks
 from fencelock.primitives.once import BaseOnce
 from fencelock.primitives.runs import ClaimedRun, outcome_of, write_and_resolve
 from fencelock.runtime.blocking import _store, run_sync

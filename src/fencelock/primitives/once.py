@@ -10,13 +10,14 @@ from datetime import datetime
 from typing import Generic, Unpack
 
 from fencelock.core.acquire import attach_name
+from fencelock.core.block import take_last
 from fencelock.core.client import Client, L
 from fencelock.core.records import Record, records_of
 from fencelock.core.validation import check_seconds
 from fencelock.errors import InvalidArgument, LeaseLost
 from fencelock.primitives import runs
 from fencelock.primitives.keys import slot_key
-from fencelock.primitives.lock import BaseLock, CommonOptions, take_last
+from fencelock.primitives.lock import BaseLock, CommonOptions
 from fencelock.primitives.runs import ClaimedRun, Outcome, Run
 
 MIN_KEEP = 60.0
@@ -117,7 +118,7 @@ class BaseOnce(Generic[L]):
 
         It is in `popped` before it is removed: a caller that Ctrl-C interrupts finds it there, or with `pop_own_block`.
         """
-        block = take_last(self._entered, self.current_task, [] if popped is None else popped)
+        _, block = take_last(self._entered, self.current_task, popped)
         if block is not None:
             await block.end(error, self.now())
 
@@ -126,7 +127,7 @@ class BaseOnce(Generic[L]):
         task = self.current_task()
         if all(entered != task for entered, _ in self._entered.copy()):
             return None
-        return take_last(self._entered, self.current_task, [])
+        return take_last(self._entered, self.current_task)[1]
 
     async def _read(self) -> Record | None:
         self._client._check_open(self.name)
