@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fencelock.sim.check_records import Validity, cached_values, jobs, rate_limits, schedules
 from fencelock.sim.history import Group, History, Kind, Observation, Op, Outcome, Term, Write
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,9 @@ def check(history: History, invariants: Invariants | None = None) -> list[Violat
     linearizability of 'x': b (token 2) was granted by 1.5000, but its turn came at 2.0000
     """
     invariants = invariants or Invariants()
-    by_name: defaultdict[str, list[Op]] = defaultdict(list)
-    for op in history.ops:
-        by_name[op.name].append(op)
     found: list[Violation] = []
-    for name, ops in by_name.items():
+    worked, observed = grouped(history.terms, "name"), grouped(history.observations, "name")
+    for name, ops in grouped(history.ops, "name").items():
         grants = [op for op in ops if op.token is not None and op.outcome is Outcome.OK and op.kind in _ACQUIRES]
         found += _violations("exclusion", name, exclusion(grants)) if invariants.exclusion else ()
         found += _violations("linearizability", name, linearizability(grants)) if invariants.exclusion else ()
@@ -66,14 +66,10 @@ def check(history: History, invariants: Invariants | None = None) -> list[Violat
         found += _violations("downgrade", name, downgrades(ops, grants))
         found += _violations("order", name, order(grants)) if invariants.order else ()
         found += _violations("wake-ups", name, wake_ups(ops, invariants.free_at_most))
-        found += _violations("term", name, terms([term for term in history.terms if term.name == name], ops))
-        seen = [observation for observation in history.observations if observation.name == name]
-        found += _violations("observer", name, observations(seen, grants)) if invariants.tokens else ()
+        found += _violations("term", name, terms(worked[name], ops))
+        found += _violations("observer", name, observations(observed[name], grants)) if invariants.tokens else ()
     if invariants.resource:
-        by_resource: defaultdict[str, list[Write]] = defaultdict(list)
-        for write in history.writes:
-            by_resource[write.resource].append(write)
-        for name, writes in by_resource.items():
+        for name, writes in grouped(history.writes, "resource").items():
             found += _violations("resource", name, resource(writes))
     found += records(history, invariants)
     found += groups(history.groups, history.ops)
@@ -86,27 +82,27 @@ _ACQUIRES = (Kind.ACQUIRE, Kind.TRY)
 
 def records(history: History, invariants: Invariants) -> Iterator[Violation]:
     """Check jobs, rate limits and cached values."""
-    for name in sorted({run.name for run in history.job_runs} | {watch.name for watch in history.watches}):
-        runs = [run for run in history.job_runs if run.name == name]
-        writes = [write for write in history.record_writes if write.key == name]
-        yield from _violations("runs", name, jobs(runs, writes, _validity_of(history, name)))
+    ops, writes = grouped(history.ops, "name"), grouped(history.record_writes, "key")
+    runs, watches = grouped(history.job_runs, "name"), grouped(history.watches, "name")
+    for name in sorted({*runs, *watches}):
+        yield from _violations("runs", name, jobs(runs[name], writes[name], Validity(ops[name])))
         if name.startswith("schedule:"):
-            watches = [watch for watch in history.watches if watch.name == name]
-            yield from _violations("slots", name, schedules(runs, writes, watches))
-    for key in sorted({reservation.key for reservation in history.reservations}):
-        charges = [charge for charge in history.charges if charge.key == key]
-        reservations = [reservation for reservation in history.reservations if reservation.key == key]
-        yield from _violations("rate", key, rate_limits(charges, reservations))
-    for key in sorted({call.key for call in history.cache_calls}):
-        builds = [build for build in history.builds if build.key == key]
-        writes = [write for write in history.record_writes if write.key == key]
-        calls = [call for call in history.cache_calls if call.key == key]
-        validity = _validity_of(history, key)
-        yield from _violations("cache", key, cached_values(builds, writes, calls, validity, invariants.ttl))
+            yield from _violations("slots", name, schedules(runs[name], writes[name], watches[name]))
+    charges = grouped(history.charges, "key")
+    for key, reservations in sorted(grouped(history.reservations, "key").items()):
+        yield from _violations("rate", key, rate_limits(charges[key], reservations))
+    builds = grouped(history.builds, "key")
+    for key, calls in sorted(grouped(history.cache_calls, "key").items()):
+        wrong = cached_values(builds[key], writes[key], calls, Validity(ops[key]), invariants.ttl)
+        yield from _violations("cache", key, wrong)
 
 
-def _validity_of(history: History, name: str) -> Validity:
-    return Validity(op for op in history.ops if op.name == name)
+def grouped(records: Iterable[T], field: str) -> defaultdict[str, list[T]]:
+    """Return the records by the value of a field, in their order."""
+    found: defaultdict[str, list[T]] = defaultdict(list)
+    for record in records:
+        found[getattr(record, field)].append(record)
+    return found
 
 
 def _violations(check: str, name: str, messages: Iterable[str]) -> Iterator[Violation]:

@@ -95,7 +95,7 @@ class SimRuntime:
         self.now = process.clock.now
         self._network = network
         self.random = process.scheduler.random.random
-        self._tasks: dict[Task, None] = {}
+        self._tasks: list[Task] = []
 
     def check_usable(self) -> None:
         """Do nothing: every task may use it."""
@@ -123,7 +123,7 @@ class SimRuntime:
         if self.process.dead:
             work.close()
         else:
-            self._keep(self.process.spawn(work, name, self._forget))
+            self._tasks.append(self.process.spawn(work, name))
 
     async def run_shared(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run it as a task of its own."""
@@ -132,15 +132,6 @@ class SimRuntime:
     def call_user(self, function: Callable[[], None]) -> None:
         """Call it now."""
         function()
-
-    def _keep(self, task: Task) -> Task:
-        self._tasks[task] = None
-        return task
-
-    def _forget(self, task: Task) -> None:
-        self._tasks.pop(task, None)
-        if task.error is not None and not isinstance(task.error, Cancelled):
-            self.process.errors.append(task.error)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep by this process's clock."""
@@ -161,12 +152,8 @@ class SimRuntime:
             work.close()
             raise Gone
         ended = self.event()
-
-        def on_end(task: Task) -> None:
-            self._tasks.pop(task, None)
-            ended.set()
-
-        task = self._keep(self.process.spawn(work, "shielded", on_end))
+        task = self.process.spawn(work, "shielded", lambda _: ended.set())
+        self._tasks.append(task)
         end = self.now() + timeout
         cancelled: Cancelled | None = None
         while not task.done and (left := end - self.now()) > 0:
@@ -213,7 +200,7 @@ class SimRuntime:
 
     async def close(self) -> None:
         """Cancel the background tasks that are left, and wait for their end."""
-        left = [task for task in self._tasks if task is not self.process.current]
+        left = [task for task in self._tasks if not task.done and task is not self.process.current]
         for task in left:
             task.cancel()
         while any(not task.done for task in left):
