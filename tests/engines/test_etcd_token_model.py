@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from fencelock.engines.etcd.keyspace import About
-from fencelock.engines.etcd.token_base import MAX_LAG, next_about
+from fencelock.engines.etcd.keyspace import Numbering
+from fencelock.engines.etcd.token_base import MAX_LAG, next_numbering
 
 START = 1_000_000_000_000
 Step = Iterator[None]
@@ -18,11 +18,11 @@ class Model:
     """As much of etcd as the rule needs: a revision, the stored namespace, and the claims in the order of creation."""
 
     revision: int = 10
-    stored: About | None = None
+    stored: Numbering | None = None
     claims: list[tuple[int, int]] = field(default_factory=list)
     """The create revision and the token of each claim."""
 
-    def compare_and_put(self, wanted: About) -> bool:
+    def compare_and_put(self, wanted: Numbering) -> bool:
         if (self.stored.revision if self.stored else 0) != wanted.revision:
             return False
         self.revision += 1
@@ -34,7 +34,7 @@ def read(model: Model, clock: int) -> Iterator[None]:
     """`TokenBase.read`: one step for the read, one for the write that compares."""
     while True:
         seen = model.stored
-        wanted = next_about(seen, model.revision, clock, 0)
+        wanted = next_numbering(seen, model.revision, clock, 0)
         yield
         if wanted is seen or model.compare_and_put(wanted):
             return
@@ -71,7 +71,7 @@ def raise_base(model: Model, clock: int) -> Step:
     yield from read(model, clock)
 
 
-def explore(start: About | None, steps: Sequence[tuple[Callable[[Model, int], Step], int]]) -> Iterator[Model]:
+def explore(start: Numbering | None, steps: Sequence[tuple[Callable[[Model, int], Step], int]]) -> Iterator[Model]:
     """Run the clients' steps in every possible order; yield the model at the end of each."""
 
     def run(order: list[int]) -> tuple[Model, list[int]]:
@@ -99,7 +99,7 @@ def tokens_rise(model: Model) -> bool:
     return all(before[1] < after[1] for before, after in pairwise(sorted(model.claims)))
 
 
-BEHIND = About(START, START, 5)
+BEHIND = Numbering(START, START, 5)
 MINUTES = [START + minutes * 2 * MAX_LAG for minutes in range(1, 5)]
 
 
@@ -132,8 +132,8 @@ def test_model_finds_the_mistake() -> None:
 
 def test_next_namespace_stays_above_a_changed_history() -> None:
     """After a restored backup, tokens start above the clock and above all that the client has seen."""
-    stored = About(START, START, 5)
-    raised = next_about(stored, 100, START + 10, START + 5_000)
+    stored = Numbering(START, START, 5)
+    raised = next_numbering(stored, 100, START + 10, START + 5_000)
     assert raised.base + 100 == START + 5_001
     assert raised.origin == START + 10
-    assert next_about(raised, 100, START + 10, START + 5_000) is raised
+    assert next_numbering(raised, 100, START + 10, START + 5_000) is raised

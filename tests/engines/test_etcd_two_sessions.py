@@ -8,7 +8,7 @@ import pytest
 
 from fencelock.core.clock import NO_DEADLINE, Deadline, boottime
 from fencelock.engines.etcd.engine import EtcdEngine
-from fencelock.engines.etcd.keyspace import About
+from fencelock.engines.etcd.keyspace import Numbering
 from fencelock.engines.etcd.session import EtcdSession, Sessions
 from fencelock.engines.etcd.token_base import TokenBase
 from fencelock.model import Claim, Grant, Renewal, Waiting
@@ -48,7 +48,7 @@ async def test_slow_first_grant_does_not_lead_to_two_holders(
         (second_has_session if len(numbers) == 2 and not second_has_session.is_set() else first_has_session).set()
         return session
 
-    async def late_read(self: TokenBase, timeout: float = 5.0) -> About:
+    async def late_read(self: TokenBase, timeout: float = 5.0) -> Numbering:
         await first_has_session.wait()
         return await read(self, timeout)
 

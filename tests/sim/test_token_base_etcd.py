@@ -10,7 +10,7 @@ import pytest
 
 from fencelock.engines.etcd import lock, messages, token_base
 from fencelock.engines.etcd.engine import EtcdEngine
-from fencelock.engines.etcd.keyspace import About
+from fencelock.engines.etcd.keyspace import Numbering
 from fencelock.engines.etcd.url import parse
 from tests.sim.etcd_server import SimulatedEtcd, simulated_connections
 from tests.sim.token_lab import LABEL, Lab
@@ -82,14 +82,14 @@ def raise_does_not_compare() -> Iterator[None]:
 @contextmanager
 def base_follows_a_clock_that_goes_back() -> Iterator[None]:
     """A client whose clock is behind lowers the base."""
-    right = token_base.next_about
+    right = token_base.next_numbering
 
-    def wrong(stored: About | None, revision: int, clock: int, min_token: int) -> About:
+    def wrong(stored: Numbering | None, revision: int, clock: int, min_token: int) -> Numbering:
         if stored is not None and stored.base + revision > clock + token_base.MAX_LAG:
             return stored._replace(base=clock - revision)
         return right(stored, revision, clock, min_token)
 
-    with patch.object(token_base, "next_about", wrong):
+    with patch.object(token_base, "next_numbering", wrong):
         yield
 
 

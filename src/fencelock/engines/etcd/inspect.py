@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.engines.etcd import messages as m
-from fencelock.engines.etcd.keyspace import Keyspace, queue_of, read_about
+from fencelock.engines.etcd.keyspace import Keyspace, queue_of, read_numbering
 from fencelock.engines.etcd.release import BATCH
 from fencelock.errors import OutcomeUnknown
 from fencelock.model import Holder, Snapshot, Waiter, blockers, held_for
@@ -32,7 +32,7 @@ class Inspection:
         """Return the holders and waiters of a name."""
         steps = [m.do_range(m.get_key(self._keyspace.about)), m.do_range(m.get_prefix(self._keyspace.queue(name)))]
         reply = m.read_txn(await self._client.request(m.TXN, m.txn([], steps)))
-        read_about(reply.pairs(0), self._client.address)  # refuses the layout of another release
+        read_numbering(reply.pairs(0), self._client.address)  # refuses the layout of another release
         queue = queue_of(reply.pairs(1))
         left = await self._seconds_left({entry.lease for entry in queue}) if queue else {}
         now = wall_us()

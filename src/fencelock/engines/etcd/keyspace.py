@@ -54,8 +54,11 @@ class Keyspace:
         return self._records + quote(key, safe="").encode()
 
 
-class About(NamedTuple):
-    """The value of the key `about`, and the revision at which it was last written (0: it does not exist)."""
+class Numbering(NamedTuple):
+    """How a namespace numbers tokens and record versions: the value of the key `about`, and the revision of its last write.
+
+    The revision is 0 if the key does not exist.
+    """
 
     base: int
     """A claim's token is this base, as it was when the claim was created, plus the claim's create revision."""
@@ -68,7 +71,7 @@ class About(NamedTuple):
         return f"{LAYOUT} {self.base} {self.origin}".encode()
 
 
-def read_about(pairs: list[KeyValue], address: str) -> About | None:
+def read_numbering(pairs: list[KeyValue], address: str) -> Numbering | None:
     """Read the key `about`; None if it does not exist. Raises EngineUnavailable if another release wrote it."""
     if not pairs:
         return None
@@ -80,7 +83,7 @@ def read_about(pairs: list[KeyValue], address: str) -> About | None:
             f"etcd at {address}: {pair.key.decode(errors='replace')!r} was written by another release of fencelock (layout "
             f"{layout[:20]!r}, this one has {LAYOUT}); use another namespace, or upgrade"
         )
-    return About(int(numbers[0]), int(numbers[1]), pair.modified)
+    return Numbering(int(numbers[0]), int(numbers[1]), pair.modified)
 
 
 class ClaimData(NamedTuple):

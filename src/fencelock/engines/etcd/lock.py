@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fencelock.core.runtime import Event, Runtime
     from fencelock.engines.etcd.client import EtcdClient
     from fencelock.engines.etcd.grpc import EtcdConnection
-    from fencelock.engines.etcd.keyspace import About, Keyspace
+    from fencelock.engines.etcd.keyspace import Keyspace, Numbering
     from fencelock.engines.etcd.own_claims import OwnClaim, OwnClaims
     from fencelock.engines.etcd.release import Releaser
     from fencelock.engines.etcd.session import EtcdSession, Sessions
@@ -92,9 +92,9 @@ class Acquisition:
         # What an attempt without a reply may still create belongs to its session: use the same one again.
         if session is None or not own.in_flight:
             session = await self._sessions.get(claim.ttl, left())
-        about = await self._token_base.get(left())
+        numbering = await self._token_base.get(left())
         self._client.check_open()  # a session that was created while close() ends the others would stay
-        return await self._create(claim, own, enqueue, session, about, left)
+        return await self._create(claim, own, enqueue, session, numbering, left)
 
     async def _create(
         self,
@@ -102,16 +102,16 @@ class Acquisition:
         own: OwnClaim,
         enqueue: bool,
         session: EtcdSession,
-        about: About,
+        numbering: Numbering,
         left: Callable[[], float],
     ) -> Grant | Waiting | None:
         """Create the claim's key, unless it exists, and read the queue."""
-        data = ClaimData.of(claim, about.base, wall_us())
+        data = ClaimData.of(claim, numbering.base, wall_us())
         about_key = self._keyspace.about
         compares = [
             m.is_absent(own.key),
             m.is_absent(self._keyspace.abandoned(own.id)),
-            m.is_modified_at(about_key, about.revision),
+            m.is_modified_at(about_key, numbering.revision),
         ]
         if not enqueue and not claim.shared:
             compares.append(m.is_prefix_unused(own.queue))
@@ -144,8 +144,8 @@ class Acquisition:
         found = [pair for pair in existing if read_claim(pair.value).id == own.id]
         if found:
             return await self._continue(claim, own, found[0], enqueue, left)
-        if not about_pairs or about_pairs[0].modified != about.revision:
-            self._token_base.forget(about)
+        if not about_pairs or about_pairs[0].modified != numbering.revision:
+            self._token_base.forget(numbering)
             return None
         # Another claim holds the lock and this one must not wait; or it was abandoned; or its key is another claim's, as
         # after a restored backup.

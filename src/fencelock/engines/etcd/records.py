@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fencelock.core.clock import wall_us
 from fencelock.core.records import Record, StoredRecord, Written
 from fencelock.engines.etcd import messages as m
-from fencelock.engines.etcd.keyspace import About, Keyspace, read_about
+from fencelock.engines.etcd.keyspace import Keyspace, Numbering, read_numbering
 from fencelock.engines.etcd.session import new_lease_id
 from fencelock.errors import EngineUnavailable, OutcomeUnknown
 
@@ -49,14 +49,14 @@ class EtcdRecords:
         record = self._keyspace.record(key)
         content = b"%d " % token + (DELETED if value is None else STORED + value)
         for _ in range(MAX_TRIES):
-            about, pair, entry = await self._read(record)
+            numbering, pair, entry = await self._read(record)
             if expect if entry is None else not entry.allows(0, token, expect):
                 return Written(False, None if entry is None else entry.seen(0))
             lease = new_lease_id()
             _, left = m.read_lease(await self._client.request(m.GRANT, m.grant_lease(lease, ceil(ttl))))
             compares = [
                 m.is_modified_at(record, 0 if pair is None else pair.modified),
-                m.is_modified_at(self._keyspace.about, about.revision),
+                m.is_modified_at(self._keyspace.about, numbering.revision),
             ]
             body = m.txn(compares, [m.do_put(record, content, lease)], [m.do_range(m.get_key(record))])
             data, sent = await self._client.request_counted(m.TXN, body)
@@ -74,7 +74,7 @@ class EtcdRecords:
             if revision:
                 if pair is not None and entry is not None and entry.ends > LONG_LEASE:
                     await self._revoke(pair.lease)
-                return Written(True, StoredRecord(value, token, about.origin + revision, float(left)).seen(0))
+                return Written(True, StoredRecord(value, token, numbering.origin + revision, float(left)).seen(0))
             if ttl > LONG_LEASE:
                 await self._revoke(lease)
         raise EngineUnavailable(f"the record {key!r} is written by too many others at the same time")
@@ -83,18 +83,18 @@ class EtcdRecords:
         with suppress(EngineUnavailable):
             await self._client.request(m.REVOKE, m.lease_request(lease))
 
-    async def _read(self, record: bytes) -> tuple[About, m.KeyValue | None, StoredRecord | None]:
+    async def _read(self, record: bytes) -> tuple[Numbering, m.KeyValue | None, StoredRecord | None]:
         """Return the content of the key `about`, the stored key, and its entry as if the time were 0 now."""
         seen = 0
         while True:
             steps = [m.do_range(m.get_key(self._keyspace.about)), m.do_range(m.get_key(record))]
             reply = m.read_txn(await self._client.request(m.TXN, m.txn([], steps)))
-            about = read_about(reply.pairs(0), self._client.address)
-            if about is None:
+            numbering = read_numbering(reply.pairs(0), self._client.address)
+            if numbering is None:
                 await self._token_base.read()  # creates it
                 continue
             if not (pairs := reply.pairs(1)):
-                return about, None, None
+                return numbering, None, None
             (pair,) = pairs
             # A lease that has expired may exist for another second.
             _, left = m.read_lease(await self._client.request(m.TIME_TO_LIVE, m.lease_request(pair.lease)))
@@ -103,4 +103,4 @@ class EtcdRecords:
             seen = pair.modified  # read again: another writer may have replaced the record and revoked its lease
         token, _, content = pair.value.partition(b" ")
         value = content[1:] if content.startswith(STORED) else None
-        return about, pair, StoredRecord(value, int(token), about.origin + pair.modified, float(left))
+        return numbering, pair, StoredRecord(value, int(token), numbering.origin + pair.modified, float(left))

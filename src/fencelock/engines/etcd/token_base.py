@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fencelock.core.clock import wall_us
 from fencelock.core.engine import MAX_REPLY_TIMEOUT
 from fencelock.core.log import WARNING, log
-from fencelock.engines.etcd.keyspace import About, Keyspace, read_about
+from fencelock.engines.etcd.keyspace import Keyspace, Numbering, read_numbering
 from fencelock.engines.etcd.messages import RANGE, TXN, do_put, get_key, is_modified_at, read_range, read_txn, txn
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ LARGE_RAISE = 86_400_000_000
 """µs: a raise of more than a day is logged. It may be a wrong clock, and nothing lowers the base again."""
 
 
-def next_about(stored: About | None, revision: int, clock: int, min_token: int) -> About:
+def next_numbering(stored: Numbering | None, revision: int, clock: int, min_token: int) -> Numbering:
     """Decide what the key `about` should contain at a revision; return `stored` if it may stay as it is.
 
     Tokens start at the clock, and must lie above `min_token`, which is 0 unless etcd's history has changed.
 
-    >>> next_about(About(900, 0, 7), revision=100, clock=1000, min_token=0)
-    About(base=900, origin=0, revision=7)
-    >>> next_about(About(900, 0, 7), revision=100, clock=1000 + MAX_LAG + 1, min_token=0).base
+    >>> next_numbering(Numbering(900, 0, 7), revision=100, clock=1000, min_token=0)
+    Numbering(base=900, origin=0, revision=7)
+    >>> next_numbering(Numbering(900, 0, 7), revision=100, clock=1000 + MAX_LAG + 1, min_token=0).base
     60000901
     """
     token = max(clock, min_token + 1)
     new = max(token - revision, 0)
     if stored is None or stored.base + revision <= min_token:
         # Revisions of the old history may come again: record versions must not.
-        return About(new, clock, 0 if stored is None else stored.revision)
+        return Numbering(new, clock, 0 if stored is None else stored.revision)
     if stored.base + revision < clock - MAX_LAG:
         return stored._replace(base=new)
     return stored
@@ -51,23 +51,23 @@ class TokenBase:
     def __init__(self, client: EtcdClient, keyspace: Keyspace) -> None:
         self._client = client
         self._keyspace = keyspace
-        self._known: About | None = None
+        self._known: Numbering | None = None
         self._min_token = 0
 
-    async def get(self, timeout: float) -> About:
+    async def get(self, timeout: float) -> Numbering:
         """Return the base for a new claim: the one that this client knows, unless its tokens are too old."""
         known = self._known
         if known is not None and known.base + self._client.revision >= wall_us() - MAX_LAG:
             return known
         return await self.read(timeout)
 
-    async def read(self, timeout: float = MAX_REPLY_TIMEOUT) -> About:
+    async def read(self, timeout: float = MAX_REPLY_TIMEOUT) -> Numbering:
         """Read the key `about`; create it, or raise its base, if necessary."""
         key = self._keyspace.about
         while True:
             header, found = read_range(await self._client.request(RANGE, get_key(key), timeout))
-            stored = read_about(found.pairs, self._client.address)
-            wanted = next_about(stored, header.revision, wall_us(), self._min_token)
+            stored = read_numbering(found.pairs, self._client.address)
+            wanted = next_numbering(stored, header.revision, wall_us(), self._min_token)
             if wanted is not stored:
                 write = txn([is_modified_at(key, wanted.revision)], [do_put(key, wanted.encode())])
                 reply = read_txn(await self._client.request(TXN, write, timeout))
@@ -83,7 +83,7 @@ class TokenBase:
             self._known = wanted
             return wanted
 
-    def forget(self, outdated: About) -> None:
+    def forget(self, outdated: Numbering) -> None:
         """Read again before the next claim: etcd has another base than this one by now."""
         if self._known is outdated:
             self._known = None
