@@ -99,7 +99,7 @@ PUSH = b">3\r\n$7\r\nmessage\r\n$4\r\nhere\r\n$10\r\n0123456789\r\n"
 async def test_push_in_two_parts(ends: Ends, cut: int, with_answer: bool) -> None:
     """A push whose last bytes arrive later is received."""
     connector = Scripted()
-    event = ends.runtime.push_event()
+    event = ends.runtime.event()
     ends.pushes = _SetsEvent(event)
     connection = await ends.connection(connector)
     connector.theirs.sendall(b":-2\r\n" + (PUSH[:-cut] if with_answer else b""))

@@ -198,10 +198,8 @@ class Runtime(Protocol):
         """Return what identifies the running thread or task, for opt-in reentrancy."""
         ...
 
-    def event(self) -> Event: ...
-
-    def push_event(self) -> Event:
-        """Return an event for `wait_for_push`; only handlers of pushes and of closed connections set it."""
+    def event(self) -> Event:
+        """Return an event. `wait_for_push` notices it only if a push or the end of a connection sets it."""
         ...
 
     def wakeup_event(self) -> WakeupEvent:

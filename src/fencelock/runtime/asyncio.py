@@ -17,7 +17,7 @@ from fencelock.core import wakeup
 from fencelock.core.clock import boottime
 from fencelock.errors import DifferentLoop
 from fencelock.runtime.asyncio_cancel import TaskCancelGuard, await_uncancelled
-from fencelock.runtime.asyncio_events import AioEvent, SharedSocketWakeup
+from fencelock.runtime.asyncio_events import AioEvent, SharedSocketWakeup, resolve
 
 if TYPE_CHECKING:
     from fencelock.core.runtime import Command, Connection, Connector, Event, PushHandler
@@ -75,13 +75,8 @@ class AsyncioRuntime:
         """Return a new event."""
         return AioEvent(self._own_loop())
 
-    def push_event(self) -> AioEvent:
-        """Return a new event."""
-        return AioEvent(self._own_loop())
-
-    def wakeup_event(self) -> AioEvent:
-        """Return a new event."""
-        return AioEvent(self._own_loop())
+    wakeup_event = event
+    """The loop waits for pushes and for other threads alike."""
 
     def process_wakeup(self) -> SharedSocketWakeup | None:
         """Return a slot of the one socket. Engines may call it in a thread of `run_blocking`, where no loop runs."""
@@ -189,10 +184,10 @@ class AsyncioRuntime:
         """Wait with the loop's reader and writer callbacks."""
         loop = self._own_loop()
         ready: asyncio.Future[bool] = loop.create_future()
-        loop.add_reader(descriptor, _ready, ready)
+        loop.add_reader(descriptor, resolve, ready, True)
         if or_writable:
-            loop.add_writer(descriptor, _ready, ready)
-        handle = loop.call_later(max(0.0, timeout), _not_ready, ready)
+            loop.add_writer(descriptor, resolve, ready, True)
+        handle = loop.call_later(max(0.0, timeout), resolve, ready, False)
         try:
             return await ready
         finally:
@@ -228,13 +223,3 @@ class AsyncioRuntime:
         self._socket_mutex = Lock()
         self._slots.clear()
         self._tasks.clear()
-
-
-def _ready(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(True)
-
-
-def _not_ready(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(False)

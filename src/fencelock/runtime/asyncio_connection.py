@@ -12,6 +12,7 @@ from fencelock.core.clock import boottime
 from fencelock.core.fork import detach_after_fork
 from fencelock.core.runtime import NO_REPLY, Command, Connector, Endpoint, PushHandler
 from fencelock.errors import OutcomeUnknown
+from fencelock.runtime.asyncio_events import resolve
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -83,7 +84,7 @@ class AsyncioConnection(asyncio.Protocol):
         self._last_read = now = boottime()
         for _, until, reply in self.pending:
             if now >= until:
-                _resolve_without_reply(reply)
+                resolve(reply, NO_REPLY)
 
     def alive(self) -> bool:
         """Return `open`: the loop reports the end of a connection without a request."""
@@ -159,8 +160,7 @@ class AsyncioConnection(asyncio.Protocol):
                 if self.pending:
                     sent, _, waiter = self.pending.popleft()
                     self.last_latency = boottime() - sent
-                    if not waiter.done():
-                        waiter.set_result(reply)
+                    resolve(waiter, reply)
         except ValueError:  # not this protocol
             self.close()
 
@@ -174,7 +174,7 @@ class AsyncioConnection(asyncio.Protocol):
         self._ended = True
         if not self._loop.is_closed():
             while self.pending:
-                _resolve_without_reply(self.pending.popleft()[2])
+                resolve(self.pending.popleft()[2], NO_REPLY)
         self._on_end()
 
 
@@ -257,7 +257,7 @@ async def request_all(
 
     for place, (connection, command) in enumerate(requests):
         connection.post(command).add_done_callback(lambda reply, place=place: take(place, reply))  # type: ignore[misc]
-    timer = loop.call_later(timeout, _resolve, done)
+    timer = loop.call_later(timeout, resolve, done, None)
     try:
         if requests and not enough(replies):
             await done
@@ -267,13 +267,3 @@ async def request_all(
     finally:
         timer.cancel()
     return list(replies)
-
-
-def _resolve_without_reply(reply: asyncio.Future[Any]) -> None:
-    if not reply.done():
-        reply.set_result(NO_REPLY)
-
-
-def _resolve(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)

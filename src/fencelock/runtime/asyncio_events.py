@@ -5,6 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def resolve(future: asyncio.Future[T], result: T) -> None:
+    """Set the result of a future, unless it has one or was cancelled."""
+    if not future.done():
+        future.set_result(result)
 
 
 class AioEvent:
@@ -44,8 +53,7 @@ class AioEvent:
 
     def _wake(self) -> None:
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            resolve(waiter, None)
 
     async def wait(self, timeout: float | None) -> bool:
         """Wait until it is set, at most `timeout` seconds; return whether it is set."""
@@ -53,7 +61,7 @@ class AioEvent:
             return True
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
-        handle = None if timeout is None else self._loop.call_later(max(0.0, timeout), _resolve, waiter)
+        handle = None if timeout is None else self._loop.call_later(max(0.0, timeout), resolve, waiter, None)
         try:
             if not self._set:
                 await waiter
@@ -62,11 +70,6 @@ class AioEvent:
             if handle is not None:
                 handle.cancel()
         return self._set
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 class SharedSocketWakeup:

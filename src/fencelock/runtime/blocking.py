@@ -14,7 +14,7 @@ from fencelock.core import wakeup
 from fencelock.core.clock import boottime
 from fencelock.core.fork import raise_if_forked
 from fencelock.core.log import WARNING, log
-from fencelock.runtime.blocking_events import BlockingEvent, PushFlag, WakeupFlag
+from fencelock.runtime.blocking_events import BlockingEvent, PollableEvent
 from fencelock.runtime.blocking_wakeup import SocketWakeup
 
 if TYPE_CHECKING:
@@ -87,13 +87,9 @@ class BlockingRuntime:
         """Return a new event."""
         return BlockingEvent()
 
-    def push_event(self) -> PushFlag:
-        """Return a new flag."""
-        return PushFlag()
-
-    def wakeup_event(self) -> WakeupFlag:
-        """Return a new flag that ends `wait_for_push`."""
-        return WakeupFlag()
+    def wakeup_event(self) -> PollableEvent:
+        """Return a new event that ends `wait_for_push`."""
+        return PollableEvent()
 
     def process_wakeup(self) -> SocketWakeup | None:
         """Return an idle wake-up, or a new one: opening a socket costs as much as a transaction of SQLite."""
@@ -210,7 +206,7 @@ class BlockingRuntime:
         """Read the connections in this thread until a push sets the event."""
         from fencelock.runtime.socket_poll import wait_for_push
 
-        wakeup_fd = event.fileno() if isinstance(event, WakeupFlag) else None
+        wakeup_fd = event.fileno() if isinstance(event, PollableEvent) else None
         return wait_for_push(cast("Sequence[SocketConnection]", connections), event, timeout, wakeup_fd)
 
     async def wait_for_io(self, descriptor: int, timeout: float, *, or_writable: bool = False) -> bool:

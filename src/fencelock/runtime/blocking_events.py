@@ -58,33 +58,8 @@ class BlockingEvent:
                 self._waiters.remove(wake)
 
 
-class PushFlag:
-    """An event that no thread sleeps on: `wait_for_push` polls the connections, and their pushes set it."""
-
-    __slots__ = ("_set",)
-
-    def __init__(self) -> None:
-        self._set = False
-
-    def set(self) -> None:
-        """Set it."""
-        self._set = True
-
-    def clear(self) -> None:
-        """Unset it."""
-        self._set = False
-
-    def is_set(self) -> bool:
-        """Return whether it is set."""
-        return self._set
-
-    async def wait(self, timeout: float | None) -> bool:  # noqa: ARG002
-        """Return whether it is set, without waiting."""
-        return self._set
-
-
-class WakeupFlag(PushFlag):
-    """A flag that also ends a poll of `wait_for_push`, through a pair of sockets."""
+class PollableEvent(BlockingEvent):
+    """An event that also ends a poll of `wait_for_push`, through a pair of sockets."""
 
     __slots__ = ("_reader", "_writer")
 
@@ -98,13 +73,13 @@ class WakeupFlag(PushFlag):
 
     def set(self) -> None:
         """Set it, and wake the thread in `wait_for_push`."""
-        self._set = True
+        super().set()
         with suppress(OSError):  # full, and so readable in any case; or closed
             self._writer.send(b".")
 
     def clear(self) -> None:
-        """Unset it. The flag comes first: a set() during the reads must stay set."""
-        self._set = False
+        """Unset it. This comes before the reads: a set() during them must stay set."""
+        super().clear()
         with suppress(OSError):
             while self._reader.recv(64):
                 pass
@@ -114,7 +89,7 @@ class WakeupFlag(PushFlag):
         return self._reader.fileno()
 
     def close(self) -> None:
-        """Close the sockets."""
-        self._set = True
+        """Set it, and close the sockets."""
+        super().set()
         self._reader.close()
         self._writer.close()

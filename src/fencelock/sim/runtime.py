@@ -108,13 +108,7 @@ class SimRuntime:
         """Return a new event."""
         return SimEvent(self.process)
 
-    def push_event(self) -> SimEvent:
-        """Return a new event."""
-        return SimEvent(self.process)
-
-    def wakeup_event(self) -> SimEvent:
-        """Return a new event."""
-        return SimEvent(self.process)
+    wakeup_event = event
 
     def process_wakeup(self) -> None:
         """Return None: simulated engines wake their clients over the network."""

@@ -148,7 +148,7 @@ class EtcdConnection:
 
     def start(self, method: str, message: bytes) -> tuple[Call, Event]:
         """Send a request; return the call, and an event that its end sets."""
-        event = self._runtime.push_event()
+        event = self._runtime.event()
         return self.open(method, message, event.set), event
 
     async def finish(self, call: Call, event: Event, timeout: float) -> bytes:

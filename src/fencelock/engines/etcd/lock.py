@@ -225,7 +225,7 @@ class Acquisition:
 
     async def _watch(self, claim: Claim, own: OwnClaim, until: float) -> Grant | Waiting | None:
         """Watch the claims ahead until one of them changes, and read the place again; None when the time is over."""
-        event = self._runtime.push_event()
+        event = self._runtime.event()
         connection = await self._client.take(max(0.0, until - self._runtime.now()) + MIN_REPLY_TIMEOUT)
         watch: Watch | None = None
         try:

@@ -40,7 +40,7 @@ class MySQLConnection:
         self._runtime = runtime
         self.greeting = Reply()
         self._pending: deque[Reply] = deque((self.greeting,))
-        self._push_event = runtime.push_event()
+        self._push_event = runtime.event()
         self.id = 0
         """The server's number of the session (CONNECTION_ID); 0 before the login."""
         self.host = ""

@@ -222,7 +222,7 @@ class RedisEngine:
     ) -> None:
         """Keep the connection for the claim, which the server has put into its queue, until it is notified."""
         if kept is None:
-            event = connection.push_events[claim.id] = self._runtime.push_event()
+            event = connection.push_events[claim.id] = self._runtime.event()
         else:
             event = kept.event
             event.clear()

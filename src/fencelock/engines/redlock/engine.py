@@ -59,7 +59,7 @@ class RedlockEngine:
         timeout = reply_timeout(claim.ttl)
         waiter = self._waiting.pop(claim.id, None)
         if waiter is None:
-            waiter = WaitingClaim(claim.id, [None] * len(self._cluster), self._runtime.push_event())
+            waiter = WaitingClaim(claim.id, [None] * len(self._cluster), self._runtime.event())
         outcome: Grant | Waiting | None = None
         try:
             await self._cluster.replace_broken(waiter.connections, timeout, deadline)

@@ -46,7 +46,7 @@ class ZooKeeperConnection:
     async def open(self, runtime: Runtime, endpoint: Endpoint, handshake: Connect) -> None:
         """Connect and send the handshake; raise EngineUnavailable. `read` does the rest."""
         self._runtime = runtime
-        self._ended = runtime.push_event()
+        self._ended = runtime.event()
         connector = StreamConnector("ZooKeeper", endpoint, FrameParser)
         self._connection = await runtime.connect(connector, self._received, self._ended.set)
         self._connection.send(frame(handshake, None))
