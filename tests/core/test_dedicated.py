@@ -24,16 +24,16 @@ from fencelock.runtime.blocking import BlockingRuntime, run_sync
 class FakeSession(DedicatedSession):
     """A session without a server."""
 
-    def __init__(self, runtime: Runtime, *, silent: bool = True, alive: bool = True) -> None:
+    def __init__(self, runtime: Runtime, *, idle: bool = True, alive: bool = True) -> None:
         super().__init__(runtime, Claim("x", 30), 0.3)
-        self.silent = silent
+        self.idle = idle
         self.alive = alive
 
-    def is_silent(self) -> bool:
+    def is_idle(self) -> bool:
         """Return the given answer."""
-        return self.silent
+        return self.idle
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return the given answer."""
         return self.alive
 
@@ -162,7 +162,7 @@ def test_ended_sessions_are_removed() -> None:
     alive, ended, waiting, at_work = (
         FakeSession(runtime),
         FakeSession(runtime, alive=False),
-        FakeSession(runtime, silent=False),
+        FakeSession(runtime, idle=False),
         FakeSession(runtime),
     )
     waiting.alive = at_work.alive = False

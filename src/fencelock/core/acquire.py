@@ -32,16 +32,17 @@ async def acquire(
     The caller gets its answer within MIN_REPLY_TIMEOUT of the timeout, or within FIRST_CONNECT_TIMEOUT if the engine was
     never reached: a grant that comes later, because this process was stopped, is given back. Whatever else happens (an
     error, a cancellation), nothing of the claim is left on the engine, or it is in the leftovers. close() finds the claim in
-    `unfinished`, under the id of the first one; a forked child has nothing there, as the claim is its parent's.
+    `unfinished`, under the id that the caller gave it (`first_id`); a forked child has nothing there, as the claim is its
+    parent's.
     `should_stop` ends the wait as the timeout does; it is called at least every STOP_CHECK_SECONDS.
     """
     runtime, unfinished, leftovers = client.runtime, client.unfinished, client.renewer.leftovers
-    registered_id, started = claim.id, runtime.now()
+    first_id, started = claim.id, runtime.now()
     slack = MIN_REPLY_TIMEOUT if client.connected else FIRST_CONNECT_TIMEOUT
     deadline = Deadline(runtime.now, timeout, started)
     answer_by = Deadline(runtime.now, None if timeout is None else timeout + slack, started)
     while True:
-        loop = _AttemptLoop(client, claim, registered_id, deadline, answer_by, should_stop)
+        loop = _AttemptLoop(client, claim, first_id, deadline, answer_by, should_stop)
         try:
             grant = await loop.run()
             time_is_over = grant is None or answer_by.passed
@@ -50,7 +51,7 @@ async def acquire(
             if grant is not None and not answer_by.passed:
                 return grant
         except BaseException as error:
-            if loop.on_engine and registered_id in unfinished:
+            if loop.on_engine and first_id in unfinished:
                 if isinstance(error, FencelockError):
                     await leftovers.abandon_within(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
                 else:
@@ -59,14 +60,14 @@ async def acquire(
                 error.name = error.name or claim.name
             raise
         # The time is over; or the grant is stale or late: this process was stopped, or the reply took too long.
-        if registered_id not in unfinished:
+        if first_id not in unfinished:
             raise Forked(FORKED, claim.name)
         if loop.on_engine:
             await leftovers.abandon_within(claim, seconds=answer_by.at_most(MIN_REPLY_TIMEOUT))
         if time_is_over or deadline.passed:
             return None
         claim = claim.with_new_id()
-        unfinished[registered_id] = claim
+        unfinished[first_id] = claim
 
 
 class _AttemptLoop:
@@ -76,7 +77,7 @@ class _AttemptLoop:
         self,
         client: Client[Any],
         claim: Claim,
-        registered_id: str,
+        first_id: str,
         deadline: Deadline,
         answer_by: Deadline,
         should_stop: ShouldStop | None,
@@ -85,7 +86,7 @@ class _AttemptLoop:
         self._runtime = client.runtime
         self._engine = client.engine
         self._claim = claim
-        self._registered_id = registered_id
+        self._first_id = first_id
         self._deadline = deadline
         self._answer_by = answer_by
         self._should_stop = should_stop
@@ -147,7 +148,7 @@ class _AttemptLoop:
         unknown = isinstance(error, OutcomeUnknown)
         if is_first and not unknown:
             self.on_engine = False  # the engine refused it, or could not be reached at all
-        ours = self._registered_id in self._client.unfinished  # else this is a forked child
+        ours = self._first_id in self._client.unfinished  # else this is a forked child
         if not isinstance(error, EngineUnavailable) or not self.on_engine or not ours:
             raise error
         # An attempt without a reply is repeated once even after the deadline: the answer decides what the caller gets.

@@ -47,13 +47,15 @@ def give_up(lease: Holding) -> None:
 class Blocks:
     """The `with` blocks that are open on one lease. Several tasks may be inside at once; only the outermost releases."""
 
-    __slots__ = ("_guards", "_tasks", "open")
+    __slots__ = ("_guards", "_tasks", "more_permits", "open")
 
     def __init__(self) -> None:
         self.open = 0
         self._tasks: list[Hashable] = []
         self._guards: list[CancelGuard] = []
         """The guards of the blocks, in the order of `_tasks`; none in a runtime that cannot cancel."""
+        self.more_permits = False
+        """Whether a task inside has entered another permit of the same name, too."""
 
     def enter(self, lease: Holding, task: Hashable) -> None:
         """Begin a block. `task` is the thread or task that enters it. On loss, asyncio cancels its body."""
@@ -63,6 +65,8 @@ class Blocks:
             current = lease._client.entered.get((held.name, task))
             if current is None or current._over:
                 lease._client.entered[held.name, task] = held
+            elif held.mode is Mode.PERMIT:
+                current._blocks.more_permits = held._blocks.more_permits = True
         if (make_guard := lease._client.runtime.cancel_guard) is not None:
             guard = make_guard()
             self._guards.append(guard)
@@ -112,7 +116,7 @@ class Blocks:
             for held in lease._leases():
                 if entered.get((held.name, task)) is held:
                     del entered[held.name, task]
-                    if held.mode is Mode.PERMIT:
+                    if self.more_permits:
                         self._enter_other_permit(lease._client, held.name, task)
         return self._guards.pop(at).leave() if self._guards else False
 

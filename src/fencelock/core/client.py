@@ -99,8 +99,7 @@ class Client(Generic[L]):
             self.connected = True
             lease: L | None = None
             if grant is not None:
-                lease = self._make_lease(self, options)
-                lease._begin(grant)
+                lease = self._make_lease(self, grant, options)
                 self.renewer.add(lease)
                 if claim.id not in self.unfinished:
                     raise Forked(FORKED, claim.name)
@@ -117,19 +116,24 @@ class Client(Generic[L]):
             raise
 
     def would_deadlock(self, name: str, mode: Mode) -> bool:
-        """Return whether this thread or task holds the name in an open `with` block and would wait for itself.
+        """Return whether this thread or task holds the name in an open `with` block and would wait for itself."""
+        return self._entered_lease(name, mode) is not None
+
+    def _entered_lease(self, name: str, mode: Mode) -> BaseLease | None:
+        """Return the lease of an open block of this thread or task that blocks a new claim in this mode, or None.
 
         A thread may take several permits of one semaphore.
         """
         held = self.entered.get((name, self.runtime.current_task())) if self.entered else None
-        return held is not None and not (held.mode is mode is Mode.PERMIT or held._released or held.is_lost())
+        if held is None or held.mode is mode is Mode.PERMIT or held._released or held.is_lost():
+            return None
+        return held
 
     def check_deadlock(self, name: str, mode: Mode) -> None:
         """Raise WouldDeadlock if this thread or task would wait for itself."""
-        if self.would_deadlock(name, mode):
-            held = self.entered.get((name, self.runtime.current_task()))
+        if (held := self._entered_lease(name, mode)) is not None:
             advice = "leave that block first, or use reentrant=True in both places if they need the same mode"
-            if held is not None and held.mode is Mode.SHARED and mode is Mode.EXCLUSIVE:
+            if held.mode is Mode.SHARED and mode is Mode.EXCLUSIVE:
                 advice = "a read lease cannot be upgraded: release it, acquire write(), and read again"
             raise WouldDeadlock(
                 f"this thread or task is inside a with block that holds {name!r} and would wait for itself; {advice}",

@@ -70,11 +70,11 @@ class DedicatedSession(ABC):
             free.set()
 
     @abstractmethod
-    def is_silent(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether it holds a lock and no request is pending on it."""
 
     @abstractmethod
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the server has not ended it, as far as the client knows without a request."""
 
 
@@ -109,15 +109,15 @@ class DedicatedSessions(dict[str, S], ABC):
         session.give()
         return False
 
-    def drop_ended(self, silent: Sequence[S]) -> None:
+    def drop_ended(self, sessions: Sequence[S]) -> None:
         """Drop those of the sessions that have lost their locks, so that the next renewal reports LOST.
 
         Call it after renewals without a reply: a firewall that dropped a connection swallows renewals, and the server's
         message that it ended the session. It runs in the background: the other leases of the batch must not wait for it.
         """
-        if silent:
+        if sessions:
             with suppress(RuntimeError):  # no more threads: the next renewal tries again
-                self._runtime.spawn(self._drop_ended(silent), "fencelock-lookup")
+                self._runtime.spawn(self._drop_ended(sessions), "fencelock-lookup")
 
     async def _drop_ended(self, sessions: Sequence[S]) -> None:
         deadline = Deadline(self._runtime.now, min(session.reply_timeout for session in sessions))
@@ -133,9 +133,9 @@ class DedicatedSessions(dict[str, S], ABC):
     def sweep(self) -> None:
         """Drop the sessions of lost leases that the server has ended."""
         for session in list(self.values()):
-            if session.is_silent() and self.try_take(session):
+            if session.is_idle() and self.try_take(session):
                 try:
-                    if not session.lives():
+                    if not session.is_alive():
                         self.drop(session)
                 finally:
                     session.give()

@@ -60,7 +60,6 @@ class LeaseState:
         "_grant",
         "_group",
         "_hold_ends",
-        "_max_hold",
         "_pause",
         "_progressed",
         "_reentry",
@@ -72,18 +71,19 @@ class LeaseState:
         "reason",
     )
 
-    def __init__(self, client: Client[Any], options: HoldOptions) -> None:
+    def __init__(self, client: Client[Any], grant: Grant, options: HoldOptions) -> None:
+        now = client.runtime.now
         self._client = client
+        self._grant = grant
         self._event: Event | None = None
         self._released = False
         self._blocks = Blocks()
         self._depth = 1
         self._renews = options.renew
-        self._max_hold = options.max_hold
-        self._hold_ends: float | None = None
+        self._hold_ends = None if options.max_hold is None else now() + options.max_hold
         """When `max_hold` is over."""
         self._stall_after = options.stall_after
-        self._progressed = inf
+        self._progressed = inf if options.stall_after is None else now()
         """When the holder made progress last."""
         self._downgrading = False
         """Whether the engine has not confirmed a downgrade: the renewer repeats it."""
@@ -95,14 +95,6 @@ class LeaseState:
         self._trouble: str | None = None
         """Why the last renewal failed, or None. A text: an exception would keep its frames alive, and the leases in them."""
         self._reentry: tuple[str, Mode, Hashable] | None = None
-
-    def _begin(self, grant: Grant) -> None:
-        """Take the grant."""
-        self._grant = grant
-        if self._max_hold is not None:
-            self._hold_ends = self._client.runtime.now() + self._max_hold
-        if self._stall_after is not None:
-            self._progressed = self._client.runtime.now()
         self._extend(grant.since, grant.claim.ttl)
 
     # ------------------------------------------------------------------ what users read

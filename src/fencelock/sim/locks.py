@@ -30,14 +30,11 @@ class SimLease(BaseLease):
 
     __slots__ = ("_ended", "_recorder", "begun", "downgraded")
 
-    def __init__(self, recorder: Recorder, client: Client[SimLease], options: HoldOptions) -> None:
-        super().__init__(client, options)
+    def __init__(self, recorder: Recorder, client: Client[SimLease], grant: Grant, options: HoldOptions) -> None:
+        super().__init__(client, grant, options)
         self._recorder = recorder
         self._ended: float | None = None
         self.downgraded: float | None = None
-
-    def _begin(self, grant: Grant) -> None:
-        super()._begin(grant)
         self.begun = self._process.scheduler.time
 
     @property

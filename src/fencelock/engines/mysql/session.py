@@ -60,11 +60,11 @@ class MySQLSession(dedicated.DedicatedSession):
         """Return whether a reply to `lock_holder` names this session, and not one that a proxy has opened for us."""
         return rows_of(value) == [(str(self.connection.id).encode(),)]
 
-    def is_silent(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether the session holds the lock, so that no reply is expected on it."""
         return self.stage is Stage.HELD
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the connection is still open; nothing is sent."""
         return self.connection.transport.alive()
 

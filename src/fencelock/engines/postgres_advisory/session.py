@@ -28,10 +28,10 @@ class AdvisorySession(dedicated.DedicatedSession):
         self.previous_pending = False
         """Whether a reply was pending when the ping was due."""
 
-    def is_silent(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether it has a lock, and no reply is pending."""
         return self.token is not None and not self.connection.pending
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the server has not closed the connection."""
         return self.connection.is_alive()
