@@ -44,11 +44,12 @@ def test_late_renewal_does_not_shorten_the_claim() -> None:
     session = Session("handle", ttl=10, since=100)
     session.attach("a", 105, 10)
     session.attach("a", 103, 10)
-    assert session.end_of("a") == 115
-    assert session.expired_ids(114) == []
+    assert session.expired_ids(114.9) == []
+    assert session.expired_ids(115) == ["a"]
     session.remove("a")
     session.attach("a", 101, 10)  # attached again
-    assert session.end_of("a") == 111
+    assert session.expired_ids(110.9) == []
+    assert session.expired_ids(111) == ["a"]
 
 
 def test_removed_claim_is_over_at_once() -> None:

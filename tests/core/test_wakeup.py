@@ -1,4 +1,4 @@
-"""Doorbells that a stranger rings without end: anybody on the machine can send to them."""
+"""Wake-ups that a stranger sends without end: anybody on the machine can send to these sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fencelock.runtime.blocking_wakeup import SocketWakeup
 def test_flood_of_wakeups_does_not_block_a_thread() -> None:
     """A thread that waits reads a bounded number of wake-ups and continues."""
     flooded = SimpleNamespace(recv=lambda size: b"x" * size)
-    wakeup = SocketWakeup(flooded, "name", SocketWakeup.destroy)  # type: ignore[arg-type]
+    wakeup = SocketWakeup(flooded, "name")  # type: ignore[arg-type]
     assert wakeup.drain()
 
 

@@ -92,7 +92,7 @@ class InterruptibleRuntime(BlockingRuntime):
 
 class _InterruptibleWakeup(SocketWakeup):
     def __init__(self, sock: socket.socket, name: str, runtime: InterruptibleRuntime, fd: int) -> None:
-        super().__init__(sock, name, SocketWakeup.destroy)
+        super().__init__(sock, name)
         self._runtime = runtime
         self._fd = fd
 

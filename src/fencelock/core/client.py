@@ -70,8 +70,8 @@ class Client(Generic[L]):
         self.watches = Watches(self)
         self.entered: weakref.WeakValueDictionary[tuple[str, Hashable], BaseLease] = weakref.WeakValueDictionary()
         """The lease whose `with` block is open, by name and by the thread or task that entered it; the outermost one."""
-        self.reentrant: weakref.WeakValueDictionary[tuple[str, Mode, Hashable], L] = weakref.WeakValueDictionary()
-        """The leases that threads and tasks hold through reentrant locks. A lease that is dropped disappears from here."""
+        self.reentrant: weakref.WeakValueDictionary[tuple[str, Hashable], L] = weakref.WeakValueDictionary()
+        """The lease that a thread or task holds through reentrant locks, by name. A lease that is dropped disappears."""
         self.limits = LimitComparison(self)
         self.flights: dict[str, Any] = {}
         """The builds of single flight that callers of this process share, by key."""
@@ -275,7 +275,7 @@ class Client(Generic[L]):
         self._to_release.clear()
         self.connected = False
         self.owner = self._given_owner or _default_owner()
-        self.engine.after_fork()  # first: SQLite returns its wake-up sockets to the runtime, which closes them
+        self.engine.after_fork()
         self.runtime.after_fork()
         for lease in leases:
             lease._lose(LossReason.FORKED)

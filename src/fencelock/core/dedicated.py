@@ -47,19 +47,18 @@ class DedicatedSession(ABC):
 
     async def take(self, timeout: float) -> bool:
         """Take the turn, waiting at most `timeout` seconds; return whether it was taken."""
-        if self.try_take():
-            return True
         until = self._runtime.now() + timeout
-        while (left := until - self._runtime.now()) > 0:
+        while not self.try_take():
+            if (left := until - self._runtime.now()) <= 0:
+                return False
             with self._mutex:
                 if not self._taken:
-                    self._taken = True
-                    return True
+                    continue
                 if self._free is None:
                     self._free = self._runtime.event()
                 free = self._free
             await free.wait(left)
-        return self.try_take()
+        return True
 
     def give(self) -> None:
         """Give the turn back and wake the waiting threads."""

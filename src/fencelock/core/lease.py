@@ -47,10 +47,6 @@ class BaseLease(LeaseState):
         with self._client.mutex:
             self._grant = writing.downgraded(writing.since)
             self._downgrading = True
-            if self._reentry is not None:  # a nested write() must not get this lease, and a nested read() may
-                self._client.reentrant.pop(self._reentry, None)
-                self._reentry = (self.name, Mode.SHARED, self._reentry[2])
-                self._client.reentrant[self._reentry] = self
         answer, since = Renewal.UNKNOWN, 0.0
         try:
             answer, since = await self._send_downgrade()
@@ -102,8 +98,10 @@ class BaseLease(LeaseState):
                 client.unfinished[claim.id] = claim  # before it leaves the renewer: close() finds it in one of the two
                 held = client.renewer.remove(claim.id) is not None
                 self._released = True
-            if self._reentry is not None and client.reentrant.get(self._reentry) is self:
-                client.reentrant.pop(self._reentry, None)
+            if self._reentrant_in is not None:
+                key = (claim.name, self._reentrant_in)
+                if client.reentrant.get(key) is self:
+                    client.reentrant.pop(key, None)
             if self._event is not None:
                 self._event.set()
             if held:

@@ -62,7 +62,7 @@ class LeaseState:
         "_hold_ends",
         "_pause",
         "_progressed",
-        "_reentry",
+        "_reentrant_in",
         "_released",
         "_renews",
         "_stall_after",
@@ -94,7 +94,8 @@ class LeaseState:
         self._pause = 0.0
         self._trouble: str | None = None
         """Why the last renewal failed, or None. A text: an exception would keep its frames alive, and the leases in them."""
-        self._reentry: tuple[str, Mode, Hashable] | None = None
+        self._reentrant_in: Hashable = None
+        """The thread or task whose reentrant locks share this lease, or None."""
         self._extend(grant.since, grant.claim.ttl)
 
     # ------------------------------------------------------------------ what users read

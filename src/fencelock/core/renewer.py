@@ -52,7 +52,7 @@ class LeaseRenewer:
         """The leases whose last renewal failed, by id."""
 
     def add(self, lease: BaseLease) -> None:
-        """Start to renew a lease and to watch its deadline. A caller that is interrupted here has to `drop` it."""
+        """Start to renew a lease and to watch its deadline. A caller that is interrupted here has to `remove` it."""
         kept = LeaseRef(lease, self._on_garbage)
         grant = kept.grant = lease._grant
         self._leases[grant.claim.id] = kept

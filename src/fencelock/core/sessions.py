@@ -79,10 +79,6 @@ class Session(Generic[H]):
         with self._mutex:
             self._ends.pop(id, None)
 
-    def end_of(self, id: str) -> float | None:
-        """Return when a claim expires, or None if it is not attached."""
-        return self._ends.get(id)
-
     def expired_ids(self, now: float) -> list[str]:
         """Return the expired claims: the engine must remove them before the next keep-alive, or end the session."""
         if now < self._first_end:

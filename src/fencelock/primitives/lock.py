@@ -182,13 +182,13 @@ class BaseLock(EnteredBlocks[L]):
         claim = Claim(self.name, self._ttl, client.owner, self.mode, self._limit, self._value)
         lease = await client.acquire(claim, timeout, self._hold, should_stop)
         if lease is not None and self._reentrant:
-            lease._reentry = (self.name, self.mode, client.runtime.current_task())
-            client.reentrant[lease._reentry] = lease
+            lease._reentrant_in = client.runtime.current_task()
+            client.reentrant[self.name, lease._reentrant_in] = lease
         if lease is not None and self._on_granted is not None:
             self._on_granted(lease)
         return lease
 
     def _held_here(self) -> L | None:
         """Return the lease that this thread or task holds, in this mode, through a reentrant lock of the same client."""
-        lease = self._client.reentrant.get((self.name, self.mode, self._client.runtime.current_task()))
-        return None if lease is None or lease._released else lease
+        lease = self._client.reentrant.get((self.name, self._client.runtime.current_task()))
+        return None if lease is None or lease._released or lease.mode is not self.mode else lease

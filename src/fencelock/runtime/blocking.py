@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-MAX_IDLE_WAKEUPS = 8
-
 _warned = False
 """Whether this process has logged the warning about the blocking API in an event loop."""
 
@@ -74,8 +72,6 @@ class BlockingRuntime:
         self.now = boottime
         self.cancel_guard = None  # a thread cannot be interrupted, so the body must check the lease
         self.current_task = partial(getattr, _ThreadKey(), "key")
-        self._idle_wakeups: list[SocketWakeup] = []
-        self._closed = False
 
     def random(self) -> float:
         """Return a number for jitter."""
@@ -92,21 +88,8 @@ class BlockingRuntime:
         return PollableEvent()
 
     def process_wakeup(self) -> SocketWakeup | None:
-        """Return an idle wake-up, or a new one: opening a socket costs as much as a transaction of SQLite."""
-        if not wakeup.AVAILABLE:
-            return None
-        try:
-            idle = self._idle_wakeups.pop()
-        except IndexError:
-            return SocketWakeup(*wakeup.open_socket(), self._keep)
-        idle.drain()
-        return idle
-
-    def _keep(self, idle: SocketWakeup) -> None:
-        if self._closed or len(self._idle_wakeups) >= MAX_IDLE_WAKEUPS:
-            idle.destroy()
-        else:
-            self._idle_wakeups.append(idle)
+        """Return a wake-up with a socket of its own."""
+        return SocketWakeup(*wakeup.open_socket()) if wakeup.AVAILABLE else None
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in a daemon thread."""
@@ -217,12 +200,7 @@ class BlockingRuntime:
             return bool(poll.poll(max(0.0, timeout) * 1000))
 
     async def close(self) -> None:
-        """Close the idle wake-ups."""
-        self._closed = True
-        while self._idle_wakeups:
-            self._idle_wakeups.pop().destroy()
+        """Do nothing: the runtime has no threads or sockets of its own."""
 
     def after_fork(self) -> None:
-        """Close the copied sockets: datagrams for the parent must not arrive here."""
-        while self._idle_wakeups:
-            self._idle_wakeups.pop().destroy()
+        """Do nothing, as `close`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fencelock.core import wakeup
@@ -16,9 +15,8 @@ if TYPE_CHECKING:
 class SocketWakeup:
     """A wake-up with its own socket."""
 
-    def __init__(self, sock: socket.socket, name: str, done: Callable[[SocketWakeup], None]) -> None:
+    def __init__(self, sock: socket.socket, name: str) -> None:
         self._socket = sock
-        self._done = done
         self.address = name
 
     async def wait(self, timeout: float) -> bool:
@@ -49,9 +47,5 @@ class SocketWakeup:
         return received
 
     def close(self) -> None:
-        """Return it to the runtime for the next wait."""
-        self._done(self)
-
-    def destroy(self) -> None:
         """Close the socket."""
         self._socket.close()
