@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import fencelock
-from fencelock.core.block import Blocks
+from fencelock.core.block import Blocks, take_last
 from fencelock.core.lease import BaseLease
-from fencelock.primitives.lock import EnteredBlocks, take_last
+from fencelock.primitives.lock import EnteredBlocks
 from fencelock.runtime.blocking import _store, run_sync
 from tests.interrupts import interrupted_at
 from tests.support.waiting import eventually_blocking

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fencelock.core.log import WARNING, log
 from fencelock.errors import FencelockError, LeaseLost
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fencelock.core.client import Client
     from fencelock.core.lease import BaseLease
     from fencelock.core.runtime import CancelGuard
+
+X = TypeVar("X")
 
 
 class Holding(Protocol):
@@ -44,45 +46,68 @@ def give_up(lease: Holding) -> None:
             lease._client.renewer.look_at(lease._client.runtime.now())
 
 
+def take_last(
+    entered: list[tuple[Hashable, X]], current_task: Callable[[], Hashable], taken: list[X] | None = None
+) -> tuple[Hashable, X]:
+    """Remove and return what this thread or task has entered last. It is in `taken` before it is removed.
+
+    Others may enter and leave their blocks meanwhile.
+    """
+    blocks = entered.copy()
+    block = blocks[-1]
+    if len(blocks) > 1:
+        try:
+            task = current_task()
+        except RuntimeError:
+            task = None  # no task at all: the event loop was closed, and its pending coroutines are being ended
+        # A fixture or an exit stack may leave in another task than it entered: then take the last block.
+        block = next((block for block in reversed(blocks) if block[0] == task), block)
+    if taken is not None:
+        taken.append(block[1])
+    entered.remove(block)  # blocks of one thread and lease are equal
+    return block
+
+
 class Blocks:
     """The `with` blocks that are open on one lease. Several tasks may be inside at once; only the outermost releases."""
 
-    __slots__ = ("_guards", "_tasks", "more_permits", "open")
+    __slots__ = ("_entered", "more_permits")
 
     def __init__(self) -> None:
-        self.open = 0
-        self._tasks: list[Hashable] = []
-        self._guards: list[CancelGuard] = []
-        """The guards of the blocks, in the order of `_tasks`; none in a runtime that cannot cancel."""
+        self._entered: list[tuple[Hashable, CancelGuard | None]] = []
+        """Each block: the thread or task that entered it, and its guard; None in a runtime that cannot cancel."""
         self.more_permits = False
         """Whether a task inside has entered another permit of the same name, too."""
 
+    @property
+    def open(self) -> bool:
+        """Whether a block is open."""
+        return bool(self._entered)
+
     def enter(self, lease: Holding, task: Hashable) -> None:
         """Begin a block. `task` is the thread or task that enters it. On loss, asyncio cancels its body."""
-        self.open += 1
-        self._tasks.append(task)
+        make_guard = lease._client.runtime.cancel_guard
+        guard = None if make_guard is None else make_guard()
+        self._entered.append((task, guard))
         for held in lease._leases():
             current = lease._client.entered.get((held.name, task))
             if current is None or current._over:
                 lease._client.entered[held.name, task] = held
             elif held.mode is Mode.PERMIT:
                 current._blocks.more_permits = held._blocks.more_permits = True
-        if (make_guard := lease._client.runtime.cancel_guard) is not None:
-            guard = make_guard()
-            self._guards.append(guard)
-            if lease.is_lost():
-                guard.interrupt()
+        if guard is not None and lease.is_lost():
+            guard.interrupt()
 
     def interrupt(self) -> None:
         """Cancel the bodies of all blocks, as the lease is lost."""
-        for guard in self._guards.copy():  # a copy: another thread may change the list meanwhile
-            guard.interrupt()
+        for _, guard in self._entered.copy():  # a copy: another thread may change the list meanwhile
+            if guard is not None:
+                guard.interrupt()
 
     async def exit(self, lease: Holding, error: BaseException | None) -> None:
         """End a block: release, and raise LeaseLost after a loss unless the body has an error of its own."""
         cancelled_by_us = False
         try:
-            self.open -= 1
             cancelled_by_us = self._leave(lease)
             await lease._release()
         except FencelockError as failure:
@@ -102,27 +127,22 @@ class Blocks:
 
     def _leave(self, lease: Holding) -> bool:
         """Remove the block that this task entered last; return whether its guard has cancelled the body."""
-        try:
-            task = lease._client.runtime.current_task()
-        except RuntimeError:
-            task = None  # no task at all: the event loop was closed, and its pending coroutines are being ended
-        # A fixture or an exit stack may leave in another task than it entered: then take the last block.
-        at = len(self._tasks) - 1
-        if self._tasks[at] != task:
-            at = next((at for at in reversed(range(at)) if self._tasks[at] == task), at)
-        task = self._tasks.pop(at)
-        if task not in self._tasks:  # it has left the outermost block of this lease
+        task, guard = take_last(self._entered, lease._client.runtime.current_task)
+        if not self._entered or not self._is_inside(task):  # it has left the outermost block of this lease
             entered = lease._client.entered
             for held in lease._leases():
                 if entered.get((held.name, task)) is held:
                     del entered[held.name, task]
                     if self.more_permits:
                         self._enter_other_permit(lease._client, held.name, task)
-        return self._guards.pop(at).leave() if self._guards else False
+        return False if guard is None else guard.leave()
+
+    def _is_inside(self, task: Hashable) -> bool:
+        return any(entered == task for entered, _ in self._entered.copy())
 
     def _enter_other_permit(self, client: Client[Any], name: str, task: Hashable) -> None:
         """Record another permit of the name that this task still holds: only permits can be left in any order."""
         for lease in client.renewer.leases():
-            if lease.name == name and task in lease._blocks._tasks:
+            if lease.name == name and lease._blocks._is_inside(task):
                 client.entered[name, task] = lease
                 return

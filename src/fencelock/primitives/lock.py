@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from fencelock.core.acquire import ShouldStop
+from fencelock.core.block import take_last
 from fencelock.core.client import Client, L
 from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
@@ -35,7 +36,6 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 
 H = TypeVar("H", bound=BaseLease | BaseGroup)
-X = TypeVar("X")
 
 
 class CommonOptions(TypedDict, total=False):
@@ -78,7 +78,7 @@ class EnteredBlocks(Generic[H]):
 
         It is in `popped` before it is removed: a caller that Ctrl-C interrupts finds it there, or with `pop_own_block`.
         """
-        return take_last(self._entered, self.current_task, [] if popped is None else popped)
+        return take_last(self._entered, self.current_task, popped)[1]
 
     def pop_own_block(self) -> H | None:
         """Remove and return the lease of the last `with` block of this thread or task, or None."""
@@ -86,22 +86,6 @@ class EnteredBlocks(Generic[H]):
         if all(entered != task for entered, _ in self._entered.copy()):
             return None
         return self.pop_block()
-
-
-def take_last(entered: list[tuple[Hashable, X]], current_task: Callable[[], Hashable], taken: list[X]) -> X:
-    """Remove what this thread or task has entered last; append it to `taken` and return it.
-
-    Others may enter and leave their blocks meanwhile.
-    """
-    blocks = entered.copy()
-    block = blocks[-1]
-    if len(blocks) > 1:
-        task = current_task()
-        # A fixture or an exit stack may enter in another task: then take the last block.
-        block = next((block for block in reversed(blocks) if block[0] == task), block)
-    taken.append(block[1])
-    entered.remove(block)  # blocks of one lease are equal
-    return block[1]
 
 
 class BaseLock(EnteredBlocks[L]):

@@ -10,13 +10,14 @@ from datetime import datetime
 from typing import Generic, Unpack
 
 from fencelock.core.acquire import attach_name
+from fencelock.core.block import take_last
 from fencelock.core.client import Client, L
 from fencelock.core.records import Record, records_of
 from fencelock.core.validation import check_seconds
 from fencelock.errors import InvalidArgument, LeaseLost
 from fencelock.primitives import runs
 from fencelock.primitives.keys import slot_key
-from fencelock.primitives.lock import BaseLock, CommonOptions, take_last
+from fencelock.primitives.lock import BaseLock, CommonOptions
 from fencelock.primitives.runs import ClaimedRun, Outcome, Run
 
 MIN_KEEP = 60.0
@@ -114,7 +115,7 @@ class BaseOnce(Generic[L]):
 
     async def leave(self, error: BaseException | None) -> None:
         """End the last `with` block of this thread or task."""
-        block = take_last(self._entered, self.current_task, [])
+        _, block = take_last(self._entered, self.current_task)
         if block is not None:
             await block.end(error, self.now())
 
