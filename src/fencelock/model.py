@@ -115,8 +115,8 @@ class Grant(NamedTuple):
 class Waiting(NamedTuple):
     """A claim that has to wait.
 
-    `since` is when the client sent the last attempt that the engine answered. The first waiter gets `retry_in`: the
-    seconds until the holders expire unless they renew.
+    `since` is when the client sent the last attempt that the engine answered. `retry_in` is the number of seconds until
+    what the claim waits for expires unless it is renewed: the holders, for the first waiter; else the waiter ahead.
     """
 
     claim: Claim

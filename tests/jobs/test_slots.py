@@ -11,7 +11,7 @@ import pytest
 
 from fencelock.errors import InvalidArgument, MissingDependency
 from fencelock.primitives.runs import Outcome, Run, as_datetime, as_us, slot_text
-from fencelock.primitives.slots import CatchUp, Plan, Rules, State, make_timetable, plan, timetable_of
+from fencelock.primitives.slots import Caller, CatchUp, Plan, Rules, State, make_timetable, plan, timetable_of
 
 MINUTE = 60_000_000
 HOUR = 60 * MINUTE
@@ -158,7 +158,7 @@ HOURLY = make_timetable(None, 3600, "UTC", "job")
 def planned(state: State | None, rules: Rules, now: int, since: int, early: int | None = None) -> list[int]:
     """Return the slots that run at one moment, one after the other; each takes a second."""
     ran: list[int] = []
-    while (found := plan(HOURLY, state, rules, now=now, since=since, early=early)).mark is not None:
+    while (found := plan(HOURLY, state, rules, Caller(now=now, since=since, early=early))).mark is not None:
         past = () if state is None else state.runs
         past += tuple(finished(slot, slot, slot, Outcome.SKIPPED) for slot in found.skipped)
         if found.slot is not None:
@@ -192,7 +192,7 @@ def test_catch_up_after_six_hours_of_downtime(catch_up: CatchUp, within: float, 
 def test_first_run_starts_from_now() -> None:
     """A new schedule runs no slot that was due before, and stores when it began."""
     now = us("2026-07-01T18:30")
-    assert plan(HOURLY, None, Rules("all"), now=now, since=now) == Plan(mark=now)
+    assert plan(HOURLY, None, Rules("all"), Caller(now=now, since=now)) == Plan(mark=now)
     later = now + HOUR
     assert planned(None, Rules("all"), later, since=now) == [us("2026-07-01T19:00")]
 
@@ -212,7 +212,7 @@ def test_deciding_without_within_is_fast() -> None:
     rules = Rules(within=10**16, overlap="wait")
     state = State(table.text, us("2020-01-01T00:00"))
     for known, early in ((None, 0), (state, 0), (state, None)):
-        found = plan(table, known, rules, now=now, since=now, early=early)
+        found = plan(table, known, rules, Caller(now=now, since=now, early=early))
         assert (found.slot, found.mark) == (now, now)
         assert len(found.skipped) <= 20
 
@@ -231,9 +231,9 @@ def test_early_runs_only_the_nearest_slot() -> None:
     """With slots every 10 s, `early=30` runs the nearest slot and no later one."""
     table = make_timetable(None, 10, "UTC", "job")
     at = us("2026-07-01T18:00:01")
-    assert plan(table, None, Rules(), now=at, since=at, early=30_000_000).slot == us("2026-07-01T18:00:00")
+    assert plan(table, None, Rules(), Caller(now=at, since=at, early=30_000_000)).slot == us("2026-07-01T18:00:00")
     at = us("2026-07-01T18:00:09")
-    assert plan(table, None, Rules(), now=at, since=at, early=30_000_000).slot == us("2026-07-01T18:00:10")
+    assert plan(table, None, Rules(), Caller(now=at, since=at, early=30_000_000)).slot == us("2026-07-01T18:00:10")
 
 
 def test_changed_expression_neither_replays_nor_catches_up() -> None:
@@ -241,12 +241,12 @@ def test_changed_expression_neither_replays_nor_catches_up() -> None:
     twelve = us("2026-07-01T12:00")
     state = State("cron 0 12 * * * UTC", twelve, (finished(twelve, twelve, twelve + 1),))
     now = us("2026-07-01T18:30")
-    assert plan(HOURLY, state, Rules("all", 24 * HOUR), now=now, since=now) == Plan(mark=now)
-    assert plan(HOURLY, state, Rules("all", 24 * HOUR), now=now, since=now, early=0) == Plan(mark=now)
+    assert plan(HOURLY, state, Rules("all", 24 * HOUR), Caller(now=now, since=now)) == Plan(mark=now)
+    assert plan(HOURLY, state, Rules("all", 24 * HOUR), Caller(now=now, since=now, early=0)) == Plan(mark=now)
     on_time = us("2026-07-01T19:00:02")
-    assert plan(HOURLY, state, Rules(), now=on_time, since=on_time, early=0).slot == us("2026-07-01T19:00")
+    assert plan(HOURLY, state, Rules(), Caller(now=on_time, since=on_time, early=0)).slot == us("2026-07-01T19:00")
     ahead = State("cron 0 20 * * * UTC", us("2026-07-01T20:00"))
-    assert plan(HOURLY, ahead, Rules("all"), now=us("2026-07-01T20:00"), since=now).slot is None
+    assert plan(HOURLY, ahead, Rules("all"), Caller(now=us("2026-07-01T20:00"), since=now)).slot is None
 
 
 def test_mark_ahead_of_this_clock_rejects_slots() -> None:
@@ -254,7 +254,7 @@ def test_mark_ahead_of_this_clock_rejects_slots() -> None:
     slot = us("2026-07-01T18:00")
     state = State(HOURLY.text, slot, (finished(slot, slot, slot + 1),))
     for now in range(slot - 5_000_000, slot + 5_000_000, 1_000_000):
-        assert plan(HOURLY, state, Rules("all"), now=now, since=now - HOUR).slot is None
+        assert plan(HOURLY, state, Rules("all"), Caller(now=now, since=now - HOUR)).slot is None
 
 
 def test_overlap_skips_or_waits() -> None:
@@ -264,7 +264,7 @@ def test_overlap_skips_or_waits() -> None:
     state = State(HOURLY.text, first, (finished(first, first, now - 1),))
     skipped = (first + HOUR, first + 2 * HOUR, first + 3 * HOUR)
     rules = Rules("latest", 24 * HOUR)
-    assert plan(HOURLY, state, rules, now=now, since=first - HOUR) == Plan(None, 1, skipped, skipped[-1])
+    assert plan(HOURLY, state, rules, Caller(now=now, since=first - HOUR)) == Plan(None, 1, skipped, skipped[-1])
     assert planned(state, rules._replace(overlap="wait"), now, since=first - HOUR) == list(skipped)
 
 
@@ -274,7 +274,7 @@ def test_slots_that_could_not_run_in_an_outage() -> None:
     now = us("2026-07-01T15:30")
     state = State(HOURLY.text, first, (finished(first, first, first + MINUTE),))
     rules = Rules("none", 24 * HOUR)
-    found = plan(HOURLY, state, rules, now=now, since=first - HOUR)
+    found = plan(HOURLY, state, rules, Caller(now=now, since=first - HOUR))
     assert (found.slot, found.skipped) == (first + 3 * HOUR, (first + HOUR, first + 2 * HOUR))
     assert len(planned(state, rules._replace(overlap="wait"), now, since=first - HOUR)) == 3
 
@@ -285,12 +285,12 @@ def test_failed_slot_runs_again_while_it_has_attempts(outcome: Outcome) -> None:
     slot = us("2026-07-01T12:00")
     state = State(HOURLY.text, slot, (finished(slot, slot, slot + MINUTE, outcome),))
     now = slot + 2 * MINUTE
-    assert plan(HOURLY, state, Rules(attempts=1), now=now, since=now).slot is None
-    assert plan(HOURLY, state, Rules(attempts=2), now=now, since=now) == Plan(slot, 2, (), slot)
+    assert plan(HOURLY, state, Rules(attempts=1), Caller(now=now, since=now)).slot is None
+    assert plan(HOURLY, state, Rules(attempts=2), Caller(now=now, since=now)) == Plan(slot, 2, (), slot)
     again = state._replace(runs=(*state.runs, finished(slot, slot, slot, outcome, attempt=2)))
-    assert plan(HOURLY, again, Rules(attempts=2), now=now, since=now).slot is None
-    assert plan(HOURLY, state, Rules(within=MINUTE, attempts=2), now=now, since=now).slot is None
-    newer = plan(HOURLY, state, Rules(attempts=2), now=slot + HOUR, since=slot)
+    assert plan(HOURLY, again, Rules(attempts=2), Caller(now=now, since=now)).slot is None
+    assert plan(HOURLY, state, Rules(within=MINUTE, attempts=2), Caller(now=now, since=now)).slot is None
+    newer = plan(HOURLY, state, Rules(attempts=2), Caller(now=slot + HOUR, since=slot))
     assert (newer.slot, newer.attempt) == (slot + HOUR, 1)
 
 
@@ -298,5 +298,5 @@ def test_claim_that_never_started_does_not_use_up_an_attempt() -> None:
     """If the reply to a claim was lost and nothing started, the same process runs the slot as the same attempt."""
     slot = us("2026-07-01T12:00")
     state = State(HOURLY.text, slot, (finished(slot, slot, slot, Outcome.RUNNING),))
-    found = plan(HOURLY, state, Rules(), now=slot + MINUTE, since=slot, not_started={"x"})
+    found = plan(HOURLY, state, Rules(), Caller(now=slot + MINUTE, since=slot, not_started={"x"}))
     assert (found.slot, found.attempt) == (slot, 1)

@@ -98,6 +98,7 @@ class _AttemptLoop:
         self._first_unanswered: float | None = None
         """When the first request since then was sent."""
         self._attempt_in_flight = False
+        """Whether some attempt never got a reply; unlike `_first_unanswered`, no later reply resets it."""
         self._pause = FIRST_PAUSE
 
     @property

@@ -25,7 +25,7 @@ class BaseLease(LeaseState):
         sent = self._client.runtime.now()
         with attach_name(self.name):
             (answer,) = await self._client.engine.renew([self._grant])
-        self._renewed(answer, sent)
+        self._apply_renewal(answer, sent)
         if answer is Renewal.UNKNOWN:
             raise EngineUnavailable(
                 f"the renewal of {self.name!r} was not answered; {self.remaining:.1f} s are left of it", self.name
@@ -51,7 +51,7 @@ class BaseLease(LeaseState):
         try:
             answer, since = await self._send_downgrade()
         finally:
-            self._renewed(answer, max(since, self._engine_end - self.ttl), self._trouble)
+            self._apply_renewal(answer, max(since, self._engine_end - self.ttl), self._trouble)
             if self._downgrading and not self._over:
                 self._client.renewer.look_at(self._next_look())
         self.check()

@@ -218,7 +218,7 @@ class LeaseState:
         if self._hold_ends is not None and self.deadline >= self._hold_ends:
             self.deadline, self._due = self._hold_ends, inf
 
-    def _renewed(self, answer: Renewal, sent: float, why: str | None = None) -> None:
+    def _apply_renewal(self, answer: Renewal, sent: float, why: str | None = None) -> None:
         """Apply the reply to a renewal that was sent at this time. `why` says why there is no reply."""
         with self._client.mutex:
             if self._over:

@@ -245,7 +245,7 @@ class LeaseRenewer:
             if answer is Renewal.UNKNOWN and not lease._over:
                 unknown.append(lease)
             recovered = recovered or (answer is Renewal.RENEWED and lease.id in self._in_trouble)
-            lease._renewed(answer, sent, why)
+            lease._apply_renewal(answer, sent, why)
         self._log_outage([lease for lease in unknown if not lease._over], recovered, failure)
         looks = [lease._next_look() for lease in self.leases()]
         if looks and self._wake is not None:

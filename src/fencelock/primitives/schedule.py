@@ -168,16 +168,9 @@ class BaseSchedule(Generic[L]):
         """Claim one slot, if one is due and nobody else has it; return None if there is nothing to do now."""
 
         def look(state: State | None) -> Plan:
-            return slots.plan(
-                self._table,
-                state,
-                self._rules,
-                now=self.now_us() if early is None else since,
-                since=since,
-                early=early,
-                settled=settled,
-                not_started=self._not_started,
-            )
+            now = self.now_us() if early is None else since
+            caller = slots.Caller(now, since, early, settled, self._not_started)
+            return slots.plan(self._table, state, self._rules, caller)
 
         self._client._check_open(self.name)
         while not should_stop():

@@ -162,23 +162,23 @@ class Plan(NamedTuple):
 NOTHING = Plan()
 
 
-def plan(
-    table: Timetable,
-    state: State | None,
-    rules: Rules,
-    *,
-    now: int,
-    since: int,
-    early: int | None = None,
-    settled: int = 0,
-    not_started: Container[str] = (),
-) -> Plan:
-    """Decide which slot to run now. The caller asks again after it.
+class Caller(NamedTuple):
+    """The process that asks what to run, and what it knows. Times are in µs since the epoch."""
 
-    `since` is when this process began to watch: earlier slots are missed, later ones are its own to run. With `early`, the
-    question comes from `run_due`, which watches nothing: the latest slot is its own, and it may be so far ahead. `settled` is
-    the last slot that this process need not look at again; `not_started` has the ids of its claims that never began to run.
-    """
+    now: int
+    since: int
+    """When it began to watch: earlier slots are missed, later ones are its own to run."""
+    early: int | None = None
+    """With a number, `run_due` asks, which watches nothing: the latest slot is its own, and may be so many µs ahead."""
+    settled: int = 0
+    """The last slot that it need not look at again."""
+    not_started: Container[str] = ()
+    """The ids of its claims that never began to run."""
+
+
+def plan(table: Timetable, state: State | None, rules: Rules, caller: Caller) -> Plan:
+    """Decide which slot to run now. The caller asks again after it."""
+    now, since, early, settled, not_started = caller
     called, changed = early is not None, state is None or state.text != table.text
     mark = 0 if state is None else state.mark
     floor = max(mark, now - rules.within - 1, settled)
