@@ -91,10 +91,10 @@ class Blocks:
         self._entered.append((task, guard))
         for held in lease._leases():
             current = lease._client.entered.get((held.name, task))
+            if current is not None and held.mode is Mode.PERMIT:  # also if it is over: there may be a third one
+                current._blocks.more_permits = held._blocks.more_permits = True
             if current is None or current._over:
                 lease._client.entered[held.name, task] = held
-            elif held.mode is Mode.PERMIT:
-                current._blocks.more_permits = held._blocks.more_permits = True
         if guard is not None and lease.is_lost():
             guard.interrupt()
 
