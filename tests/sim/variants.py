@@ -65,12 +65,12 @@ def deadline_from_reply() -> Iterator[None]:
 @contextmanager
 def renewal_from_reply() -> Iterator[None]:
     """A renewal counts from its reply, not from when it was sent."""
-    renewed = BaseLease._renewed
+    renewed = BaseLease._apply_renewal
 
     def late(self: BaseLease, answer: Renewal, sent: float, why: str | None = None) -> None:
         renewed(self, answer, self._client.runtime.now(), why)
 
-    with patch.object(BaseLease, "_renewed", late):
+    with patch.object(BaseLease, "_apply_renewal", late):
         yield
 
 
@@ -323,7 +323,7 @@ def dead_reader_is_renewed() -> Iterator[None]:
         answers = renew(self, claims)
         return [Renewal.RENEWED if claim.shared else answer for claim, answer in zip(claims, answers, strict=True)]
 
-    renewed = BaseLease._renewed
+    renewed = BaseLease._apply_renewal
 
     def believe(self: BaseLease, answer: Renewal, sent: float, why: str | None = None) -> None:
         if answer is Renewal.RENEWED and not self._over:
@@ -331,7 +331,7 @@ def dead_reader_is_renewed() -> Iterator[None]:
         else:
             renewed(self, answer, sent, why)
 
-    with patch.object(MemoryStore, "renew", revive), patch.object(BaseLease, "_renewed", believe):
+    with patch.object(MemoryStore, "renew", revive), patch.object(BaseLease, "_apply_renewal", believe):
         yield
 
 

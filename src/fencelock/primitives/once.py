@@ -113,18 +113,12 @@ class BaseOnce(Generic[L]):
         self._entered.append((self.current_task(), block))
         return block
 
-<<<<<<< HEAD
     async def leave(self, error: BaseException | None, popped: list[ClaimedRun[L] | None] | None = None) -> None:
         """End the last `with` block of this thread or task.
 
         It is in `popped` before it is removed: a caller that Ctrl-C interrupts finds it there, or with `pop_own_block`.
         """
         _, block = take_last(self._entered, self.current_task, popped)
-=======
-    async def leave(self, error: BaseException | None) -> None:
-        """End the last `with` block of this thread or task."""
-        _, block = take_last(self._entered, self.current_task)
->>>>>>> 9f173eb1c05834b42584cb6af400aae46d8c0f8d
         if block is not None:
             await block.end(error, self.now())
 
