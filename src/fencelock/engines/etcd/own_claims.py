@@ -89,8 +89,8 @@ class OwnClaims:
     def hold(self, own: OwnClaim) -> bool:
         """Record that a claim is held; return False if it was abandoned or its session has ended meanwhile.
 
-        The claim is marked before the session is checked, and `Sessions.report_gone` does it the other way round: one of the two
-        notices.
+        The claim is marked before the session is checked, and `Sessions.report_gone` does it the other way round: one of the
+        two notices.
         """
         own.held = True
         if own.session is None or own.session.ended or self._claims.get(own.id) is not own:
