@@ -80,6 +80,8 @@ MADE_BY = {
     "CachedFunction": "`@locks.cached(…)`",
 }
 """Where users get the objects that they do not construct."""
+NOT_FOR_USERS: dict[type, set[str]] = {fencelock.Snapshot: {"of"}}
+"""Public methods that only engines call."""
 FENCES = (
     sql.SqlFence,
     sql.FenceColumn,
@@ -228,7 +230,7 @@ def members_of(kind: type) -> Iterator[str]:
     for base in bases_of(kind):
         seen.update(vars(base))
     for name, member in seen.items():
-        if name.startswith("_") or name in getattr(kind, "_fields", ()):
+        if name.startswith("_") or name in getattr(kind, "_fields", ()) or name in NOT_FOR_USERS.get(kind, ()):
             continue
         if isinstance(member, property):
             yield f"**`.{name}`** {text_of(member)}"

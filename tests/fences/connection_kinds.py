@@ -26,7 +26,7 @@ class Databases(NamedTuple):
 
 
 class OpenConnection:
-    """An open connection with the fence of its half; `do` awaits what must be awaited."""
+    """An open connection with the fence of its API; `do` awaits what must be awaited."""
 
     def __init__(self, given: Any, runner: asyncio.Runner, session: Any = None) -> None:
         self.connection = given

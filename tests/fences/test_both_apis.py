@@ -1,4 +1,4 @@
-"""The two halves of fences and lock-free tools: the same names and signatures; read leases and permits are refused."""
+"""The two APIs of fences and lock-free tools: the same names and signatures; read leases and permits are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fencelock.fences.sql import FenceColumn, SqlFence, StandaloneSqlFence
 from fencelock.lockfree.optimistic import RecordKey
 from tests.core.test_api import TWINS, plain
 
-ONLY_ONE_HALF = {"WsgiFencingMiddleware", "FencingMiddleware", "IdempotencyMiddleware"}
+ONLY_IN_ONE_API = {"WsgiFencingMiddleware", "FencingMiddleware", "IdempotencyMiddleware"}
 MODULES = sorted(
     f"{package}.{module.name}"
     for package, path in [("fences", fencelock.aio.fences.__path__), ("lockfree", fencelock.aio.lockfree.__path__)]
@@ -44,11 +44,11 @@ def public(module: Any) -> dict[str, Any]:
         for name, value in vars(module).items()
         if getattr(value, "__module__", "").endswith(module.__name__) and not name.startswith(("_", "Base"))
     ]
-    return {name: getattr(module, name) for name in names if name not in ONLY_ONE_HALF}
+    return {name: getattr(module, name) for name in names if name not in ONLY_IN_ONE_API}
 
 
 def signature(function: Any) -> list[tuple[str, Any, str, str]]:
-    """Return the parameters of a function, without what differs between the halves."""
+    """Return the parameters of a function, without what differs between the APIs."""
     parameters = list(inspect.signature(function).parameters.values())
     texts = [plain(it.annotation) for it in parameters]
     texts = [text.replace("AsyncConnection", "C").replace("BlockingConnection", "C") for text in texts]
@@ -66,9 +66,9 @@ def methods(kind: type) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_halves_have_the_same_signatures(name: str) -> None:
-    """Each module has the same names in both halves, with the same parameters; only the awaiting differs."""
-    blocking, awaited = (public(importlib.import_module(f"{half}.{name}")) for half in ("fencelock", "fencelock.aio"))
+def test_both_apis_have_the_same_signatures(name: str) -> None:
+    """Each module has the same names in both APIs, with the same parameters; only the awaiting differs."""
+    blocking, awaited = (public(importlib.import_module(f"{api}.{name}")) for api in ("fencelock", "fencelock.aio"))
     helpers = {"check_redis_client"}
     assert {it for it in blocking if it not in helpers} - set(awaited) == set()
     for key in blocking.keys() & awaited.keys():
@@ -109,7 +109,7 @@ class WrappedAsyncFence:
         ),
     ],
 )
-def test_awaitable_result_in_the_blocking_half_is_an_error(use: Callable[[Any], object]) -> None:
+def test_awaitable_result_in_the_blocking_api_is_an_error(use: Callable[[Any], object]) -> None:
     """A client that looks blocking but returns awaitables is refused: its check would do nothing."""
     with pytest.raises(InvalidType, match=r"fencelock\.aio"):
         use(SimpleNamespace(token=34, id="a"))

@@ -1,4 +1,4 @@
-"""Every fence, in both halves, refuses a lease that has ended by its own clock; a token pair has no clock."""
+"""Every fence, in both APIs, refuses a lease that has ended by its own clock; a token pair has no clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Untouched:
 
 
 class UntouchedAsync(Untouched):
-    """The same for the asyncio half; by its module it is a client of redis.asyncio."""
+    """The same for the asyncio API; by its module it is a client of redis.asyncio."""
 
     __module__ = "redis.asyncio"
 
@@ -189,7 +189,7 @@ def test_ended_lease_is_refused(use: Callable[[Any, Path], object], ending: str,
 def test_ended_lease_is_refused_awaited(
     use: Callable[[Any, Path], Awaitable[object]], ending: str, tmp_path: Path
 ) -> None:
-    """The asyncio half refuses an ended lease of asyncio before its first statement, too."""
+    """The asyncio API refuses an ended lease of asyncio before its first statement, too."""
 
     async def main() -> None:
         async with aio.connect("memory://ended-aio") as locks:
@@ -277,7 +277,7 @@ def test_record_is_not_written_under_an_ended_lease() -> None:
 
 
 def test_record_is_not_written_under_an_ended_lease_awaited() -> None:
-    """A record of the asyncio half refuses a lease that has ended, too."""
+    """A record of the asyncio API refuses a lease that has ended, too."""
 
     async def main() -> None:
         async with aio.connect("memory://ended-record-aio") as locks:

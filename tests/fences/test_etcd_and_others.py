@@ -127,7 +127,7 @@ def test_etcd_transaction(fence: EtcdFence) -> None:
 
 @pytest.mark.parametrize("kind", counter_kinds("etcd"))
 def test_etcd_awaited(fence: EtcdFence) -> None:
-    """The asyncio half awaits the client's transactions, and each half refuses the client of the other."""
+    """The asyncio API awaits the client's transactions, and each API refuses the client of the other."""
 
     class Client:
         async def transaction(self, request: dict[str, Any]) -> Any:
@@ -149,7 +149,7 @@ def test_etcd_awaited(fence: EtcdFence) -> None:
 
 @pytest.mark.parametrize("kind", counter_kinds("zookeeper"))
 def test_zookeeper_awaited(fence: ZooKeeperFence) -> None:
-    """The asyncio half runs kazoo in threads."""
+    """The asyncio API runs kazoo in threads."""
 
     async def use() -> None:
         awaited = aio_zookeeper.ZooKeeperFence(fence._client, root="/test-marks")

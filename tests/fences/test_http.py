@@ -202,7 +202,7 @@ def called(app: Any, method: str, value: str, path: str = "/stock") -> int:
 
 
 def test_middleware_refuses_a_fence_of_the_other_half(tmp_path: Path) -> None:
-    """Each middleware refuses a fence of the other half when it is made."""
+    """Each middleware refuses a fence of the other API when it is made."""
     with pytest.raises(InvalidType, match=r"use fencelock\.aio\.fences"):
         WsgiFencingMiddleware(wsgi_app, aio_memory.MemoryFence(), resource=path_of)
     with pytest.raises(InvalidType, match=r"use fencelock\.fences"):

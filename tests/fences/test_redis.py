@@ -211,7 +211,7 @@ def test_rebase_all(one: Client, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_other_half_refuses_the_client(one: Client) -> None:
-    """A client of asyncio in the blocking half, and the reverse, is an error that names the other module."""
+    """A client of asyncio in the blocking API, and the reverse, is an error that names the other module."""
     awaited = one.fence_class is aio_redis.RedisFence
     other: Any = fence_module.RedisFence if awaited else aio_redis.RedisFence
     with pytest.raises(InvalidType, match=r"use fencelock\.aio\.fences" if awaited else r"use fencelock\.fences"):

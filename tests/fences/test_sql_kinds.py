@@ -84,7 +84,7 @@ def test_autocommit_error_says_how_to_begin(kind: str, where: Databases, resourc
 
 
 def test_the_other_half_refuses_the_connection(kind: str, where: Databases) -> None:
-    """A connection of asyncio in the blocking half, and the reverse, is an error that names the other module."""
+    """A connection of asyncio in the blocking API, and the reverse, is an error that names the other module."""
     with open_connection(kind, where) as one:
         assert one.awaited == ("async" in kind or "aio" in kind)
         other: Any = (sql if one.awaited else aio_sql).SqlFence()

@@ -116,7 +116,7 @@ def test_asyncpg(url: str, how: str) -> None:
 
 
 def test_the_other_half_refuses_the_connection(tmp_path: Any) -> None:
-    """A function that opens a connection of the other half is an error that names the module to use."""
+    """A function that opens a connection of the other API is an error that names the module to use."""
     import aiosqlite
 
     with pytest.raises(InvalidType, match=r"use fencelock\.aio\.fences"):

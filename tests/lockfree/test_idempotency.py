@@ -12,8 +12,8 @@ import pytest
 from fencelock import FencelockError, InvalidType, KeyInProgress, KeyReused
 from fencelock.aio.lockfree import idempotency as aio_idempotency
 from fencelock.lockfree.idempotency import IdempotencyKey, idempotent, prune
+from tests.lockfree.apis import api_of, resolve
 from tests.lockfree.databases import KINDS, Database
-from tests.lockfree.halves import half_of, resolve
 from tests.support.processes import Child
 
 Children = Callable[..., Child]
@@ -51,29 +51,29 @@ async def test_every_kind_of_connection(database: Database, on: str, kind: str, 
     """On every kind of connection the first run does the work, a replay gets its result, and another payload is refused."""
     make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
     async with make(database) as connection:
-        half = half_of(connection)
+        api = api_of(connection)
         for replayed in (False, True):
-            await half.sql.begin()
-            async with half.run(connection, key, payload={"n": 1}) as run:
+            await api.sql.begin()
+            async with api.run(connection, key, payload={"n": 1}) as run:
                 if not run.replayed:
-                    await half.sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
+                    await api.sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
                     run.result = {"é": [1, None]}
-            await half.sql.commit()
+            await api.sql.commit()
             assert (run.replayed, run.result) == (replayed, {"é": [1, None]})
-        await half.sql.begin()
+        await api.sql.begin()
         with pytest.raises(KeyReused, match="another payload"):
-            async with half.run(connection, key, payload={"n": 2}):
+            async with api.run(connection, key, payload={"n": 2}):
                 pass
-        await half.sql.rollback()
-        await half.sql.begin()
-        assert await resolve(half.idempotency.prune(connection)) == 0
-        await half.sql.rollback()
+        await api.sql.rollback()
+        await api.sql.begin()
+        assert await resolve(api.idempotency.prune(connection)) == 0
+        await api.sql.rollback()
     assert database.charges(key) == 1
 
 
 @pytest.mark.parametrize("on", ["sqlite"])
 async def test_the_other_half_refuses_the_connection(database: Database, on: str, key: str) -> None:
-    """A connection of asyncio in the blocking half, and the reverse, is an error that names the other module."""
+    """A connection of asyncio in the blocking API, and the reverse, is an error that names the other module."""
     async with KINDS[on, "aiosqlite"](database) as connection:
         with pytest.raises(InvalidType, match=r"use fencelock\.aio\.lockfree"):
             with IdempotencyKey(connection, key):

@@ -15,8 +15,8 @@ from fencelock import FencelockError, InvalidName, KeyInProgress, KeyReused
 from fencelock.lockfree.idempotency import IdempotencyKey, fingerprint, idempotent
 from fencelock.lockfree.outbox import Outbox
 from fencelock.lockfree.schema import create_tables
+from tests.lockfree.apis import api_of
 from tests.lockfree.databases import KINDS, Database
-from tests.lockfree.halves import half_of
 from tests.support.processes import Child
 
 COMMITS = """
@@ -57,11 +57,11 @@ async def test_transaction_ended_inside_the_block(database: Database, on: str, k
     """A transaction that ends inside the block is an error at its end, also if another one was begun."""
     make: Callable[[Database], AbstractAsyncContextManager[Any]] = KINDS[on, kind]
     async with make(database) as connection:
-        half = half_of(connection)
-        sql = half.sql
+        api = api_of(connection)
+        sql = api.sql
         await sql.begin()
         with pytest.raises(FencelockError, match="was ended inside the block") as caught:
-            async with half.run(connection, key) as run:
+            async with api.run(connection, key) as run:
                 await sql.execute("INSERT INTO charge VALUES (:key, 10)", {"key": key})
                 await (sql.rollback() if how == "rollback" else sql.commit())
                 if how == "commit and begin again":

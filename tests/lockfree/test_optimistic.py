@@ -29,8 +29,8 @@ from fencelock.lockfree.optimistic import (
     check_if_match,
     etag,
 )
+from tests.lockfree.apis import api_of, resolve
 from tests.lockfree.databases import KINDS, Database
-from tests.lockfree.halves import half_of, resolve
 from tests.servers.etcd import Etcd
 from tests.servers.redis import Redis
 from tests.support.processes import Child
@@ -62,11 +62,11 @@ def balance(database: Database, account: str) -> tuple[Any, ...]:
 async def test_every_kind_of_connection(database: Database, on: str, kind: str, account: str) -> None:
     """On every kind of connection a row is updated, and a write with an old version is refused."""
     async with KINDS[on, kind](database) as connection:
-        half = half_of(connection)
-        row = half.optimistic.SqlRow(connection, "account", {"id": account}, ["balance"])
+        api = api_of(connection)
+        row = api.optimistic.SqlRow(connection, "account", {"id": account}, ["balance"])
         assert await resolve(row.update(lambda now: {"balance": now["balance"] - 10})) == {"balance": 90}
         assert await resolve(row.update(lambda now: None)) is None
-        await half.sql.begin()
+        await api.sql.begin()
         seen = await resolve(row.read())
         assert seen == ({"balance": 90}, 2)
         await resolve(row.write({"balance": 80}, seen.version))
@@ -74,7 +74,7 @@ async def test_every_kind_of_connection(database: Database, on: str, kind: str, 
             await resolve(row.write({"balance": 70}, seen.version))
         with pytest.raises(FencelockError, match="has an open one"):
             await resolve(row.update(lambda now: now))
-        await half.sql.commit()
+        await api.sql.commit()
     assert balance(database, account) == (80, 3)
 
 

@@ -20,8 +20,8 @@ from fencelock.aio.lockfree import relay as aio_relay
 from fencelock.fences.sql import SqlFence
 from fencelock.lockfree.outbox import Message, Outbox
 from fencelock.lockfree.relay import Relay
+from tests.lockfree.apis import api_of, resolve
 from tests.lockfree.databases import KINDS, Database
-from tests.lockfree.halves import half_of, resolve
 from tests.support.processes import Child
 from tests.support.waiting import eventually_blocking
 
@@ -71,34 +71,34 @@ async def test_every_kind_of_connection(database: Database, on: str, kind: str, 
     """On every kind of connection committed messages are delivered, and rolled-back ones are not."""
     make = KINDS[on, kind]
     async with make(database) as connection:
-        half = half_of(connection)
-        outbox = half.outbox.Outbox(key)
-        await half.sql.begin()
+        api = api_of(connection)
+        outbox = api.outbox.Outbox(key)
+        await api.sql.begin()
         await resolve(outbox.append(connection, "ä", {"n": 1}))
         await resolve(outbox.append(connection, "ä", {"n": 2}))
-        await half.sql.commit()
-        await half.sql.begin()
+        await api.sql.commit()
+        await api.sql.begin()
         await resolve(outbox.append(connection, "ä", {"n": 3}))
-        await half.sql.rollback()
-        await half.sql.begin()
+        await api.sql.rollback()
+        await api.sql.begin()
         assert await resolve(outbox.pending(connection)) == 2
-        await half.sql.rollback()
+        await api.sql.rollback()
     got: list[Message] = []
 
     async def deliver(message: Message) -> None:
         got.append(message)
 
-    if half.sql.awaited:
+    if api.sql.awaited:
         async with aio.connect("memory://outbox-kinds") as locks, make(database) as connection:
 
             async def connect() -> Any:
                 return connection
 
-            assert await half.relay.Relay(outbox, connect, deliver, locks).drain() == 2
+            assert await api.relay.Relay(outbox, connect, deliver, locks).drain() == 2
     else:
         with fencelock.connect("memory://outbox-kinds-blocking") as blocking_locks:
             async with make(database) as connection:
-                assert half.relay.Relay(outbox, lambda: connection, got.append, blocking_locks).drain() == 2
+                assert api.relay.Relay(outbox, lambda: connection, got.append, blocking_locks).drain() == 2
     assert pending(database, Outbox(key)) == 0
     assert [(message.key, message.payload["n"]) for message in got] == [("ä", 1), ("ä", 2)]
 

@@ -1,4 +1,4 @@
-"""The relay with errors of the receiver, malformed messages, and arguments of the other half."""
+"""The relay with errors of the receiver, malformed messages, and arguments of the other API."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_every_kind_of_coroutine_function_delivers(database: Database, key
 
 @pytest.mark.parametrize("on", ["sqlite"])
 async def test_the_other_half_is_refused(database: Database, key: str) -> None:
-    """A relay refuses locks, an outbox, a connection and a `deliver` of the other half, and says what it needs."""
+    """A relay refuses locks, an outbox, a connection and a `deliver` of the other API, and says what it needs."""
 
     async def deliver(message: Message) -> None: ...
 

@@ -47,7 +47,7 @@ WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _SHAPE = re.compile(r'[ \t]*([0-9]{1,16})[ \t]*;[ \t]*id="([!#-\[\]-~]{1,1000})"[ \t]*')
 _TITLES = {400: "Bad fencing token", 409: "Stale fencing token", 428: "Fencing token required"}
 
-A = TypeVar("A")
+App = TypeVar("App")
 R = TypeVar("R")
 
 
@@ -181,12 +181,12 @@ def _problem(status: int, kind: str, detail: str, **more: Any) -> Problem:
     return Problem(status, fields["title"], json.dumps(given).encode())
 
 
-class BaseFencingMiddleware(Api, Generic[A]):
+class BaseFencingMiddleware(Api, Generic[App]):
     """What both kinds of middleware share: check their options, and the token of a request."""
 
     def __init__(
         self,
-        app: A,
+        app: App,
         fence: Any,
         *,
         resource: Callable[[Mapping[str, Any]], str | None],

@@ -117,7 +117,7 @@ class BaseOutbox(Api, Generic[C]):
             [(await self._execute(adapter, MYSQL_DELETE_KEY, {**args, "name": name})).rowcount for (name,) in rows]
         )
 
-    async def read_next(
+    async def _read_next(
         self, adapter: ConnectionAdapter, token: int, limit: int, except_keys: list[str]
     ) -> list[Message]:
         """Return the messages to deliver next, oldest first, without those of some keys. For the relay."""
@@ -127,7 +127,7 @@ class BaseOutbox(Api, Generic[C]):
         rows = (await self._execute(adapter, NEXT.format(others=others), args)).rows
         return [Message(id_, _text(name), _payload(payload), token) for id_, name, payload in rows]
 
-    async def delete(self, adapter: ConnectionAdapter, ids: list[int]) -> None:
+    async def _delete(self, adapter: ConnectionAdapter, ids: list[int]) -> None:
         """Delete delivered messages. For the relay, which has passed the fence in this transaction."""
         named = {f"id_{number}": id_ for number, id_ in enumerate(ids)}
         statement = DELETE.format(ids=", ".join(f":{name}" for name in named))

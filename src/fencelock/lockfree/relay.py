@@ -197,8 +197,8 @@ class BaseRelay(Api):
             if first or done:
                 await self._call(self._fence.check, connection, lease, self._resource)
             if done:
-                await self._outbox.delete(adapter, done)
-            messages = await self._outbox.read_next(adapter, lease.token, limit, waiting) if limit else []
+                await self._outbox._delete(adapter, done)
+            messages = await self._outbox._read_next(adapter, lease.token, limit, waiting) if limit else []
             await adapter.commit()
         except BaseException:
             with suppress(Exception):

@@ -1,4 +1,4 @@
-"""The two halves of the lock-free tools, for tests that run on every kind of connection."""
+"""The two APIs of the lock-free tools, for tests that run on every kind of connection."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fencelock.lockfree import idempotency, optimistic, outbox, relay
 from fencelock.sqlio import ConnectionAdapter
 from fencelock.sqlio.drivers import find_adapter, resolve
 
-__all__ = ["half_of", "resolve"]
+__all__ = ["api_of", "resolve"]
 
 
-class Half(NamedTuple):
-    """The classes of one half, and the adapter of a connection of it."""
+class Api(NamedTuple):
+    """The classes of one API, and the adapter of a connection of it."""
 
     sql: ConnectionAdapter
     idempotency: Any
@@ -38,9 +38,9 @@ class Half(NamedTuple):
                 yield run
 
 
-def half_of(connection: Any) -> Half:
-    """Return the half of a connection."""
+def api_of(connection: Any) -> Api:
+    """Return the API of a connection."""
     sql = find_adapter(connection)
     if sql.awaited:
-        return Half(sql, aio_idempotency, aio_optimistic, aio_outbox, aio_relay)
-    return Half(sql, idempotency, optimistic, outbox, relay)
+        return Api(sql, aio_idempotency, aio_optimistic, aio_outbox, aio_relay)
+    return Api(sql, idempotency, optimistic, outbox, relay)
