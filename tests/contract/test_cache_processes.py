@@ -68,14 +68,17 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-async def test_many_callers_in_several_processes_share_one_build(factory: MakeClient, log: str) -> None:
-    """60 callers in 4 processes get the value of one build."""
-    workers = [await start(factory, log) for _ in range(4)]
+@pytest.mark.parametrize(("processes", "callers"), [(4, 15), pytest.param(8, 25, marks=pytest.mark.long)])
+async def test_many_callers_in_several_processes_share_one_build(
+    factory: MakeClient, log: str, processes: int, callers: int
+) -> None:
+    """All callers of all processes (the long form: 200 in 8) get the value of one build."""
+    workers = await asyncio.gather(*(start(factory, log) for _ in range(processes)))
     answers = await asyncio.gather(
-        *(worker.do(GET_MANY, value=f"w{number}", callers=15) for number, worker in enumerate(workers))
+        *(worker.do(GET_MANY, value=f"w{number}", callers=callers) for number, worker in enumerate(workers))
     )
     (built,) = builds(log)
-    assert answers == [[[built], 15]] * 4
+    assert answers == [[[built], callers]] * processes
 
 
 async def test_killed_builder_is_replaced_once(factory: MakeClient, locks: LocksView, log: str) -> None:

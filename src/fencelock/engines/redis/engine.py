@@ -115,7 +115,7 @@ class RedisEngine:
                 self._pool.put_back(connection)
         if reply > 0:
             return Grant(claim, reply, since)
-        # -2 stands for "in 0 ms": the result is 1 ms more than the script says, so that the holder has expired by then.
+        # The script says -2 minus the ms until a claim ahead expires. One ms later it certainly has expired.
         return Waiting(claim, since, None if reply == -1 else (-1 - reply) / 1000)
 
     async def wait(self, waiting: Waiting, timeout: float) -> Grant | None:

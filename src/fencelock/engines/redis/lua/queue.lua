@@ -3,7 +3,7 @@
 
 -- The holders that share the name, {id, text, id, text, …}.
 local sharing = exclusive and {} or redis.call('HGETALL', HOLDERS)
-local held, soonest -- the number of shared holders, and when the first of them expires; set by advance_queue
+local held, first_expiry -- the number of shared holders, and when the first of them expires: advance_queue sets both
 
 -- Return the token of a claim that holds the name.
 local function token_of(id)
@@ -47,11 +47,12 @@ local function dequeue(id)
   if redis.call('HDEL', WAITERS, id) == 1 then redis.call('LREM', QUEUE, 1, id) end
 end
 
--- Return two values: whether a waiter may be granted the lock, as its connection is subscribed, and whether to notify it. A waiter without a connection is
--- skipped and keeps its place: the others need not wait for the ttl of a waiter that was killed. The result of PUBLISH would not
--- do: Redis publishes to replicas too, so a waiter connected to a former master would take the lock for its own; and it counts
--- pattern subscribers. Without permission for PUBSUB, the waiter is taken for connected and attempts again by itself.
-local function is_subscribed(channel)
+-- Return two values: whether a waiter may be granted the lock, because its connection is subscribed, and whether to notify it. A
+-- waiter without a connection is skipped and keeps its place: the others need not wait for the ttl of a waiter that was killed.
+-- The result of PUBLISH would not do: Redis publishes to replicas too, so a waiter connected to a former master would take the
+-- lock for its own; and it counts pattern subscribers. Without permission for PUBSUB, the waiter is granted the lock without a
+-- notification, and learns of it when it attempts again.
+local function may_grant(channel)
   local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
   return reply.err or reply[2] > 0, not reply.err
 end
@@ -73,7 +74,7 @@ local function advance_queue(me)
       redis.call('HDEL', HOLDERS, sharing[i])
     else
       held = held + 1
-      soonest = math.min(soonest or ends, ends)
+      first_expiry = math.min(first_expiry or ends, ends)
     end
   end
   local place = 0
@@ -88,16 +89,16 @@ local function advance_queue(me)
     elseif not fits(mode) then
       return token, id
     else
-      local subscribed, notify = true, false
-      if id ~= me then subscribed, notify = is_subscribed(channel) end
-      if subscribed then
+      local grant, notify = true, false
+      if id ~= me then grant, notify = may_grant(channel) end
+      if grant then
         local minted = mint()
         if id == me then token = minted end
         if notify then redis.pcall('PUBLISH', channel, id .. ':' .. minted .. ':' .. attempt_no) end
         dequeue(id)
         hold(id, minted, ttl, mode, label)
         held = held + 1
-        soonest = math.min(soonest or now + ttl, now + ttl)
+        first_expiry = math.min(first_expiry or now + ttl, now + ttl)
       else
         place = place + 1
       end
