@@ -67,7 +67,7 @@ class BareLock:
     def __enter__(self) -> BareLock:
         reply = m.read_txn(self._request(m.TXN, self._enter))
         mine = reply.header.revision
-        ahead = [pair.key for pair in reply.pairs(1) if pair.created < mine]
+        ahead = [pair.key for pair in reply.pairs(1) if pair.create_revision < mine]
         if ahead:
             if ahead[0] != self._watched and self._begin(ahead[0]) > mine:
                 body = m.get_prefix(PREFIX, order=m.DESCENDING, limit=2, keys_only=True, until=mine)

@@ -291,7 +291,7 @@ class Snapshot(NamedTuple):
 
 
 class Contender(Protocol):
-    """The part of a claim that admission needs."""
+    """The part of a claim that admission needs. No other claim of the same queue has its `id`."""
 
     @property
     def id(self) -> str: ...

@@ -23,10 +23,10 @@ class Model:
     """The create revision and the token of each claim."""
 
     def compare_and_put(self, wanted: Numbering) -> bool:
-        if (self.stored.revision if self.stored else 0) != wanted.revision:
+        if (self.stored.mod_revision if self.stored else 0) != wanted.mod_revision:
             return False
         self.revision += 1
-        self.stored = wanted._replace(revision=self.revision)
+        self.stored = wanted._replace(mod_revision=self.revision)
         return True
 
 

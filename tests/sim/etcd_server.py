@@ -152,9 +152,9 @@ class SimulatedEtcd:
     def _range_body(self, fields: Any) -> bytes:
         pairs = self._select(fields[1], fields.get(2, b""))
         if until := fields.get(13):
-            pairs = [pair for pair in pairs if pair.created <= until]
+            pairs = [pair for pair in pairs if pair.create_revision <= until]
         if fields.get(6) == m.BY_CREATION:
-            pairs.sort(key=lambda pair: pair.created, reverse=fields.get(5) == m.DESCENDING)
+            pairs.sort(key=lambda pair: pair.create_revision, reverse=fields.get(5) == m.DESCENDING)
         limit = fields.get(3) or len(pairs)
         if fields.get(9):
             return b""
@@ -189,8 +189,8 @@ class SimulatedEtcd:
     def _compare(self, fields: Any) -> bool:
         pairs = self._select(fields[3], fields.get(64, b"")) or [m.KeyValue(fields[3], 0, b"", 0, 0)]
         if fields[2] == m.CREATE_REVISION:
-            return all(pair.created == fields.get(5, 0) for pair in pairs)
-        return all(pair.modified == fields.get(6, 0) for pair in pairs)
+            return all(pair.create_revision == fields.get(5, 0) for pair in pairs)
+        return all(pair.mod_revision == fields.get(6, 0) for pair in pairs)
 
     def _step(self, step: Any) -> bytes:
         if 1 in step:
@@ -206,7 +206,7 @@ class SimulatedEtcd:
 
     def _put(self, key: bytes, value: bytes, lease: int) -> None:
         old = self._keys.get(key)
-        pair = m.KeyValue(key, self.revision if old is None else old.created, value, lease, self.revision)
+        pair = m.KeyValue(key, self.revision if old is None else old.create_revision, value, lease, self.revision)
         self._keys[key] = pair
         self._history.append((pair, False))
         if key.endswith(b"/about"):
@@ -262,7 +262,7 @@ class SimulatedEtcd:
         session.push((stream, self._header() + _int(2, watch.id) + _int(3, 1), None))
         if since := wanted.get(3):
             for pair, deleted in self._history:
-                if pair.modified >= since:
+                if pair.mod_revision >= since:
                     self._tell(watch, pair, deleted)
 
     def _notify(self, pair: m.KeyValue, deleted: bool) -> None:
@@ -288,4 +288,10 @@ METHODS: dict[str, Callable[[SimulatedEtcd, Any], bytes]] = {
 
 def _pair(pair: m.KeyValue, *, keys_only: bool = False) -> bytes:
     value = b"" if keys_only else pair.value
-    return _bytes(1, pair.key) + _int(2, pair.created) + _int(3, pair.modified) + _bytes(5, value) + _int(6, pair.lease)
+    return (
+        _bytes(1, pair.key)
+        + _int(2, pair.create_revision)
+        + _int(3, pair.mod_revision)
+        + _bytes(5, value)
+        + _int(6, pair.lease)
+    )

@@ -31,9 +31,12 @@ async def acquire(
 
     The caller gets its answer within MIN_REPLY_TIMEOUT of the timeout, or within FIRST_CONNECT_TIMEOUT if the engine was
     never reached: a grant that comes later, because this process was stopped, is given back. Whatever else happens (an
-    error, a cancellation), nothing of the claim is left on the engine, or it is in the leftovers. close() finds the claim in
-    `unfinished`, under the id that the caller gave it (`first_id`); a forked child has nothing there, as the claim is its
-    parent's.
+    error, a cancellation), nothing of the claim is left on the engine, or it is in the leftovers.
+
+    The caller has put the claim into `client.unfinished`, by its id. A stale grant is given back and claimed again under a
+    new id, but the key in `unfinished` stays the first one (`first_id`), so close() always finds the current claim there. A
+    forked child clears `unfinished`: if the key is missing, the claim is the parent's, and nothing may be sent for it.
+
     `should_stop` ends the wait as the timeout does; it is called at least every STOP_CHECK_SECONDS.
     """
     runtime, unfinished, leftovers = client.runtime, client.unfinished, client.renewer.leftovers

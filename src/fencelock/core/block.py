@@ -49,9 +49,10 @@ def give_up(lease: Holding) -> None:
 def take_last(
     entered: list[tuple[Hashable, X]], current_task: Callable[[], Hashable], taken: list[X] | None = None
 ) -> tuple[Hashable, X]:
-    """Remove and return what this thread or task has entered last. It is in `taken` before it is removed.
+    """Remove and return the block that this thread or task has entered last. What it holds is in `taken` before that.
 
-    Others may enter and leave their blocks meanwhile.
+    If this task has entered none, it is the last one of any task: a fixture or an exit stack may leave a block in another
+    task than it entered. Others may enter and leave their blocks meanwhile.
     """
     blocks = entered.copy()
     block = blocks[-1]
@@ -60,7 +61,6 @@ def take_last(
             task = current_task()
         except RuntimeError:
             task = None  # no task at all: the event loop was closed, and its pending coroutines are being ended
-        # A fixture or an exit stack may leave in another task than it entered: then take the last block.
         block = next((block for block in reversed(blocks) if block[0] == task), block)
     if taken is not None:
         taken.append(block[1])
@@ -90,11 +90,11 @@ class Blocks:
         guard = None if make_guard is None else make_guard()
         self._entered.append((task, guard))
         for held in lease._leases():
-            current = lease._client.entered.get((held.name, task))
+            current = lease._client.outermost.get((held.name, task))
             if current is not None and held.mode is Mode.PERMIT:  # also if it is over: there may be a third one
                 current._blocks.more_permits = held._blocks.more_permits = True
             if current is None or current._over:
-                lease._client.entered[held.name, task] = held
+                lease._client.outermost[held.name, task] = held
         if guard is not None and lease.is_lost():
             guard.interrupt()
 
@@ -129,20 +129,20 @@ class Blocks:
         """Remove the block that this task entered last; return whether its guard has cancelled the body."""
         task, guard = take_last(self._entered, lease._client.runtime.current_task)
         if not self._entered or not self._is_inside(task):  # it has left the outermost block of this lease
-            entered = lease._client.entered
+            outermost = lease._client.outermost
             for held in lease._leases():
-                if entered.get((held.name, task)) is held:
-                    del entered[held.name, task]
+                if outermost.get((held.name, task)) is held:
+                    del outermost[held.name, task]
                     if self.more_permits:
-                        self._enter_other_permit(lease._client, held.name, task)
+                        self._make_other_permit_outermost(lease._client, held.name, task)
         return False if guard is None else guard.leave()
 
     def _is_inside(self, task: Hashable) -> bool:
         return any(entered == task for entered, _ in self._entered.copy())
 
-    def _enter_other_permit(self, client: Client[Any], name: str, task: Hashable) -> None:
+    def _make_other_permit_outermost(self, client: Client[Any], name: str, task: Hashable) -> None:
         """Record another permit of the name that this task still holds: only permits can be left in any order."""
         for lease in client.renewer.leases():
             if lease.name == name and lease._blocks._is_inside(task):
-                client.entered[name, task] = lease
+                client.outermost[name, task] = lease
                 return

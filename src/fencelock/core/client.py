@@ -68,8 +68,8 @@ class Client(Generic[L]):
         if engine.traits.loss_pushed:
             cast(LossNotifier, engine).on_gone = partial(_gone, weakref.ref(self))
         self.watches = Watches(self)
-        self.entered: weakref.WeakValueDictionary[tuple[str, Hashable], BaseLease] = weakref.WeakValueDictionary()
-        """The lease whose `with` block is open, by name and by the thread or task that entered it; the outermost one."""
+        self.outermost: weakref.WeakValueDictionary[tuple[str, Hashable], BaseLease] = weakref.WeakValueDictionary()
+        """The lease of the outermost open `with` block, by name and by the thread or task that entered the block."""
         self.reentrant: weakref.WeakValueDictionary[tuple[str, Hashable], L] = weakref.WeakValueDictionary()
         """The lease that a thread or task holds through reentrant locks, by name. A lease that is dropped disappears."""
         self.limits = LimitComparison(self)
@@ -117,21 +117,21 @@ class Client(Generic[L]):
 
     def would_deadlock(self, name: str, mode: Mode) -> bool:
         """Return whether this thread or task holds the name in an open `with` block and would wait for itself."""
-        return self._entered_lease(name, mode) is not None
+        return self._outermost_lease(name, mode) is not None
 
-    def _entered_lease(self, name: str, mode: Mode) -> BaseLease | None:
+    def _outermost_lease(self, name: str, mode: Mode) -> BaseLease | None:
         """Return the lease of an open block of this thread or task that blocks a new claim in this mode, or None.
 
         A thread may take several permits of one semaphore.
         """
-        held = self.entered.get((name, self.runtime.current_task())) if self.entered else None
+        held = self.outermost.get((name, self.runtime.current_task())) if self.outermost else None
         if held is None or held.mode is mode is Mode.PERMIT or held._released or held.is_lost():
             return None
         return held
 
     def check_deadlock(self, name: str, mode: Mode) -> None:
         """Raise WouldDeadlock if this thread or task would wait for itself."""
-        if (held := self._entered_lease(name, mode)) is not None:
+        if (held := self._outermost_lease(name, mode)) is not None:
             advice = "leave that block first, or use reentrant=True in both places if they need the same mode"
             if held.mode is Mode.SHARED and mode is Mode.EXCLUSIVE:
                 advice = "a read lease cannot be upgraded: release it, acquire write(), and read again"
@@ -269,7 +269,7 @@ class Client(Generic[L]):
         self.renewer = LeaseRenewer(self)
         self.watches.after_fork()
         self.reentrant.clear()
-        self.entered.clear()
+        self.outermost.clear()
         self.flights.clear()
         self.unfinished.clear()
         self._to_release.clear()

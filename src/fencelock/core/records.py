@@ -87,7 +87,7 @@ class StoredRecord(NamedTuple):
     def allows(self, now: float, token: int, expect: int | None) -> bool:
         """Return whether a write may replace it. All engines use this rule."""
         if self.ends <= now:
-            return not expect
+            return not expect  # it counts as absent: a writer without `expect`, or with 0 (no record), may write
         if token < self.token:
             return False
         return expect is None or expect == (0 if self.value is None else self.version)

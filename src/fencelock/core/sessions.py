@@ -51,9 +51,9 @@ class Session(Generic[H]):
         return not self.ended and now < self.since + self.ttl
 
     def attach(self, id: str, since: float, ttl: float) -> None:
-        """Attach a claim to the session until `since + ttl`. Attaching it again extends it.
+        """Attach a claim to the session until `since + ttl`, for an attempt; a claim that is attached ends no earlier.
 
-        Renewals may overtake each other, so an earlier one never shortens a later one.
+        An attempt may attach a claim that was removed or has expired: the engine is about to create or find its key.
         """
         with self._mutex:
             self._ends[id] = end = max(since + ttl, self._ends.get(id, -inf))
@@ -61,7 +61,10 @@ class Session(Generic[H]):
                 self._first_end = end
 
     def extend(self, id: str, since: float, ttl: float) -> bool:
-        """Extend an attached claim; return False if it was removed, or is expired and about to be removed."""
+        """Extend an attached claim to `since + ttl`, for a renewal; return False if it was removed, or is being removed.
+
+        Renewals may overtake each other, so an earlier one never shortens a later one.
+        """
         with self._mutex:
             end = self._ends.get(id, -inf)
             if end == -inf:

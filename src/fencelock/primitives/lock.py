@@ -76,12 +76,14 @@ class EnteredBlocks(Generic[H]):
     def pop_block(self, popped: list[H] | None = None) -> H:
         """Remove and return the lease of the last `with` block of this thread or task; the caller exits the block.
 
-        It is in `popped` before it is removed: a caller that Ctrl-C interrupts finds it there, or with `pop_own_block`.
+        If this task has entered none, it is the last block of any task: a fixture or an exit stack may leave a block in
+        another task than it entered. The lease is in `popped` before it is removed: a caller that Ctrl-C interrupts finds
+        it there, or with `pop_own_block`.
         """
         return take_last(self._entered, self.current_task, popped)[1]
 
     def pop_own_block(self) -> H | None:
-        """Remove and return the lease of the last `with` block of this thread or task, or None."""
+        """Remove and return the lease of the last `with` block of this thread or task, never another's; or None."""
         task = self.current_task()
         if all(entered != task for entered, _ in self._entered.copy()):
             return None

@@ -5,8 +5,9 @@ The words of this package, and where each thing is:
     session      an etcd lease that all claims of about the same ttl share; one keep-alive extends it (session.py)
     claim        a key below its name's prefix, attached to the session; the oldest key holds the name (keyspace.py)
     own claim    a claim of this client and what the client knows of it; its key ends with a slot number (own_claims.py)
-    in flight    an attempt has no reply: it may have created the claim's key, or may still do so
-    abandoned    a key that marks a claim whose attempt is in flight, so that the attempt creates nothing later (release.py)
+    in flight    this client has sent an attempt and got no reply: etcd has created the key, or may do so later, or never
+    abandoned    a key that marks a claim whose attempt is in flight: etcd creates nothing if the attempt arrives later
+                 (release.py)
     token base   what is added to a key's create revision to make a token that follows the clock (token_base.py)
     watch        etcd reports the deletion of a key: a waiter watches the claims ahead of it (lock.py), and the client
                  watches the claims that it holds (loss_watch.py)
@@ -101,8 +102,8 @@ class EtcdEngine:
     async def _write_grant_times(self, owns: Sequence[OwnClaim]) -> None:
         """Write when a claim was granted that had to wait, once: `inspect` shows for how long it is held.
 
-        The put compares the mod revision: it must not overwrite a downgrade. What is left over, or has no reply, is written
-        after the next renewal.
+        The put compares the mod revision, which a downgrade raises above the create revision: it must not overwrite that.
+        What is left over, or has no reply, is written after the next renewal.
         """
         steps: list[bytes] = []
         written: list[tuple[OwnClaim, ClaimData]] = []
@@ -110,7 +111,7 @@ class EtcdEngine:
             if own.grant_time and own.data is not None and own.session is not None and len(steps) < BATCH:
                 data = own.data._replace(granted=own.grant_time)
                 put = do_put(own.key, data.encode(), own.session.handle)
-                steps.append(do_txn(txn([is_modified_at(own.key, own.revision)], [put])))
+                steps.append(do_txn(txn([is_modified_at(own.key, own.create_revision)], [put])))
                 written.append((own, data))
         if not steps:
             return

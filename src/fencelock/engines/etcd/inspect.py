@@ -87,7 +87,7 @@ class Inspection:
             if not holders:
                 return 0
             body = m.txn(
-                [m.is_created_at(entry.key, entry.created) for entry in holders],
+                [m.is_created_at(entry.key, entry.create_revision) for entry in holders],
                 [m.do_delete(entry.key) for entry in holders],
             )
             data, sent = await self._client.request_counted(m.TXN, body)

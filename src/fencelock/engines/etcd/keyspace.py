@@ -55,16 +55,14 @@ class Keyspace:
 
 
 class Numbering(NamedTuple):
-    """How a namespace numbers tokens and record versions: the value of the key `about`, and the revision of its last write.
-
-    The revision is 0 if the key does not exist.
-    """
+    """How a namespace numbers tokens and record versions: the value of the key `about`."""
 
     base: int
     """A claim's token is this base, as it was when the claim was created, plus the claim's create revision."""
     origin: int
     """A record's version is this origin plus the record's mod revision. Raising the base does not move it."""
-    revision: int
+    mod_revision: int
+    """The revision at which the key `about` was last written; 0 if it does not exist."""
 
     def encode(self) -> bytes:
         """Return the value to write."""
@@ -83,7 +81,7 @@ def read_numbering(pairs: list[KeyValue], address: str) -> Numbering | None:
             f"etcd at {address}: {pair.key.decode(errors='replace')!r} was written by another release of fencelock (layout "
             f"{layout[:20]!r}, this one has {LAYOUT}); use another namespace, or upgrade"
         )
-    return Numbering(int(numbers[0]), int(numbers[1]), pair.modified)
+    return Numbering(int(numbers[0]), int(numbers[1]), pair.mod_revision)
 
 
 class ClaimData(NamedTuple):
@@ -126,17 +124,17 @@ def read_claim(value: bytes) -> ClaimData:
 
 
 class QueuedKey(NamedTuple):
-    """A claim in the queue of a name, for `blockers`; its key stands for its id."""
+    """A key in the queue of a name, and the claim that it stands for."""
 
-    id: str
+    key: bytes
     data: ClaimData
-    created: int
+    create_revision: int
     lease: int
 
     @property
-    def key(self) -> bytes:
-        """The claim's key."""
-        return key_of(self.id)
+    def id(self) -> str:
+        """The key as text, for `blockers`; not the claim's id, which an attempt of an exclusive claim does not read."""
+        return self.key.decode("latin-1")
 
     @property
     def shared(self) -> bool:
@@ -151,23 +149,18 @@ class QueuedKey(NamedTuple):
     @property
     def token(self) -> int:
         """The claim's token."""
-        return self.data.base + self.created
+        return self.data.base + self.create_revision
 
 
 def queue_of(pairs: list[KeyValue]) -> list[QueuedKey]:
     """Return the claims on a name, oldest first; without a value, a claim counts as exclusive."""
     entries = [
-        QueuedKey(id_of(pair.key), read_claim(pair.value) if pair.value else UNREAD, pair.created, pair.lease)
+        QueuedKey(pair.key, read_claim(pair.value) if pair.value else UNREAD, pair.create_revision, pair.lease)
         for pair in pairs
     ]
-    return sorted(entries, key=lambda entry: entry.created)
-
-
-def id_of(key: bytes) -> str:
-    """Return a key as text; any bytes can be converted, and back."""
-    return key.decode("latin-1")
+    return sorted(entries, key=lambda entry: entry.create_revision)
 
 
 def key_of(id: str) -> bytes:
-    """Return the key of a queue entry's id."""
+    """Return the key for the id of a `QueuedKey`."""
     return id.encode("latin-1")

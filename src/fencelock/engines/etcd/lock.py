@@ -9,7 +9,7 @@ from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.engine import MIN_REPLY_TIMEOUT, not_held
 from fencelock.engines.etcd import messages as m
 from fencelock.engines.etcd.client import timeout_for
-from fencelock.engines.etcd.keyspace import ClaimData, QueuedKey, id_of, key_of, queue_of, read_claim
+from fencelock.engines.etcd.keyspace import ClaimData, QueuedKey, key_of, queue_of, read_claim
 from fencelock.engines.etcd.release import delete_if_created_at
 from fencelock.engines.etcd.rpc_errors import LeaseNotFound, RpcError
 from fencelock.errors import EngineUnavailable, FencelockError, OutcomeUnknown
@@ -67,7 +67,7 @@ class Acquisition:
             try:
                 outcome = await self._attempt_once(claim, own, enqueue, left)
             except BaseException as error:
-                if not own.revision and not own.in_flight:
+                if not own.create_revision and not own.in_flight:
                     self._claims.remove(own, reuse=True)  # nothing of it was sent, or etcd has refused it
                 if isinstance(error, EngineUnavailable):
                     self._client.check_open()  # close() may have closed the connection
@@ -83,7 +83,7 @@ class Acquisition:
         session, now = own.session, self._runtime.now()
         if session is not None and not session.alive(now):
             session = None
-        if session is not None and own.revision and not own.in_flight:
+        if session is not None and own.create_revision and not own.in_flight:
             session.attach(own.id, now, session.ttl)
             outcome = await self._look(claim, own, left(), enqueue)
             if outcome is None:
@@ -111,7 +111,7 @@ class Acquisition:
         compares = [
             m.is_absent(own.key),
             m.is_absent(self._keyspace.abandoned(own.id)),
-            m.is_modified_at(about_key, numbering.revision),
+            m.is_modified_at(about_key, numbering.mod_revision),
         ]
         if not enqueue and not claim.shared:
             compares.append(m.is_prefix_unused(own.queue))
@@ -129,7 +129,7 @@ class Acquisition:
             raise
         except FencelockError as error:
             own.in_flight = was_in_flight
-            if not was_in_flight and not own.revision:
+            if not was_in_flight and not own.create_revision:
                 session.remove(own.id)
                 own.session = before
             if not isinstance(error, LeaseNotFound):
@@ -138,13 +138,13 @@ class Acquisition:
             return None
         own.in_flight = was_in_flight or sent > 1
         if reply.succeeded:
-            own.data, own.revision = data, reply.header.revision
+            own.data, own.create_revision = data, reply.header.revision
             return await self._decide(claim, own, reply.pairs(1), reply.header, enqueue)
         existing, about_pairs = reply.pairs(0), reply.pairs(1)
         found = [pair for pair in existing if read_claim(pair.value).id == own.id]
         if found:
             return await self._continue(claim, own, found[0], enqueue, left)
-        if not about_pairs or about_pairs[0].modified != numbering.revision:
+        if not about_pairs or about_pairs[0].mod_revision != numbering.mod_revision:
             self._token_base.forget(numbering)
             return None
         # Another claim holds the lock and this one must not wait; or it was abandoned; or its key is another claim's, as
@@ -159,12 +159,12 @@ class Acquisition:
         self, claim: Claim, own: OwnClaim, pair: m.KeyValue, enqueue: bool, left: Callable[[], float]
     ) -> Grant | Waiting | None:
         """Continue with a key that an earlier attempt has created."""
-        own.data, own.revision = read_claim(pair.value), pair.created
+        own.data, own.create_revision = read_claim(pair.value), pair.create_revision
         session = self._sessions.find(pair.lease)
         if session is None or not session.alive(self._runtime.now()):
             # Its session has ended by our clock, not yet by etcd's.
-            await self._client.request(m.TXN, delete_if_created_at(own.key, own.revision), left())
-            own.revision = 0
+            await self._client.request(m.TXN, delete_if_created_at(own.key, own.create_revision), left())
+            own.create_revision = 0
             return None
         if own.session is not session and own.session is not None:
             own.session.remove(own.id)
@@ -175,7 +175,7 @@ class Acquisition:
     async def _look(self, claim: Claim, own: OwnClaim, timeout: float, enqueue: bool) -> Grant | Waiting | None:
         """Keep the session alive and read the claim's place in the queue; None if it is not in the queue any more."""
         assert own.session is not None
-        body = _queue_request(claim, own, own.revision)
+        body = _queue_request(claim, own, own.create_revision)
         (header, found), _ = await self._sessions.request(
             own.session, m.RANGE, body, m.read_range, timeout, keep_alive=True
         )
@@ -189,11 +189,13 @@ class Acquisition:
         now = self._runtime.now()
         if session is None or data is None or not session.alive(now):
             return None
-        me = QueuedKey(id_of(own.key), data, own.revision, session.handle)
+        me = QueuedKey(own.key, data, own.create_revision, session.handle)
         queue = queue_of(pairs)
-        if not any((entry.id, entry.created, entry.lease) == (me.id, me.created, me.lease) for entry in queue):
+        if not any(
+            (entry.key, entry.create_revision, entry.lease) == (me.key, me.create_revision, me.lease) for entry in queue
+        ):
             return None
-        blocked_by = blockers([*(entry for entry in queue if entry.created < me.created), me], me)
+        blocked_by = blockers([*(entry for entry in queue if entry.create_revision < me.create_revision), me], me)
         claim = claim._replace(ttl=session.ttl)
         session.attach(own.id, now, session.ttl)
         if not blocked_by:
@@ -206,7 +208,7 @@ class Acquisition:
             await self._releaser.abandon(claim)
             return Waiting(claim, session.since)
         own.waited = True
-        own.blocked_by, own.read_at = tuple(map(key_of, blocked_by)), header.revision
+        own.blocked_by, own.read_revision = tuple(map(key_of, blocked_by)), header.revision
         return Waiting(claim, session.since, None, own)
 
     # ------------------------------------------------------------------ wait
@@ -231,10 +233,10 @@ class Acquisition:
         try:
             blocked_by = own.blocked_by
             watch = self._start_watch(connection, claim, own, event)
-            await self._wait_for(connection, event, until, watch, created=True)
-            if watch.created is not None and watch.created > own.read_at and not watch.changed:
+            await self._wait_for(connection, event, until, watch, started=True)
+            if watch.start_revision is not None and watch.start_revision > own.read_revision and not watch.changed:
                 # Something was written between the last read and the start of the watch.
-                outcome = await self._read_place(connection, claim, own, until, watch.created)
+                outcome = await self._read_place(connection, claim, own, until, watch.start_revision)
                 if not isinstance(outcome, Waiting) or own.blocked_by != blocked_by:
                     return outcome
             await self._wait_for(connection, event, until, watch)
@@ -257,11 +259,11 @@ class Acquisition:
         return start(own.queue, event.set, end=m.prefix_end(own.queue), keys=frozenset(by), puts=claim.shared)
 
     async def _wait_for(
-        self, connection: EtcdConnection, event: Event, until: float, watch: Watch, *, created: bool = False
+        self, connection: EtcdConnection, event: Event, until: float, watch: Watch, *, started: bool = False
     ) -> None:
-        """Wait until a watch reports a change, is broken, or, with `created`, has started."""
+        """Wait until a watch reports a change, is broken, or, with `started`, has started."""
         try:
-            while not (watch.changed or watch.broken or (created and watch.created is not None)):
+            while not (watch.changed or watch.broken or (started and watch.start_revision is not None)):
                 left = until - self._runtime.now()
                 if left <= 0 or not connection.raw.open:
                     break
@@ -283,7 +285,7 @@ class Acquisition:
         every two holders.
         """
         self._client.check_open()
-        body = m.serializable(_queue_request(claim, own, own.revision))
+        body = m.serializable(_queue_request(claim, own, own.create_revision))
         sent = self._runtime.now()
         timeout = min(timeout_for(claim.ttl), max(0.0, until - sent) + MIN_REPLY_TIMEOUT)
         try:
@@ -309,7 +311,7 @@ class Acquisition:
         own.data = shared  # before the request, which may run even if its reply is lost
         await self._releaser.remove_expired_of(session)
         put = m.do_put(own.key, shared.encode(), session.handle)
-        body = m.txn([m.is_created_at(own.key, own.revision)], [put])
+        body = m.txn([m.is_created_at(own.key, own.create_revision)], [put])
         try:
             reply, _ = await self._sessions.request(
                 session, m.TXN, body, m.read_txn, timeout_for(session.ttl), keep_alive=True

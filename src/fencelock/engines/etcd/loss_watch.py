@@ -34,12 +34,12 @@ RETRY_PAUSE = 0.5
 class Held:
     """A held claim."""
 
-    __slots__ = ("id", "key", "revision", "since", "ttl", "watch")
+    __slots__ = ("id", "key", "seen_revision", "since", "ttl", "watch")
 
-    def __init__(self, id: str, key: bytes, revision: int, ttl: float, since: float) -> None:
+    def __init__(self, id: str, key: bytes, create_revision: int, ttl: float, since: float) -> None:
         self.id = id
         self.key = key
-        self.revision = revision
+        self.seen_revision = create_revision
         """The last revision at which it is known to exist."""
         self.ttl = ttl
         self.since = since
@@ -71,12 +71,12 @@ class LossWatcher:
         """Whether the next claim must wake the watcher; otherwise it wakes up soon enough by itself."""
         self._closed = False
 
-    def add(self, id: str, key: bytes, revision: int, ttl: float) -> None:
+    def add(self, id: str, key: bytes, create_revision: int, ttl: float) -> None:
         """Watch a claim from now on."""
         with self._mutex:
             if self._closed or id in self._held:
                 return
-            self._held[id] = Held(id, key, revision, ttl, self._runtime.now())
+            self._held[id] = Held(id, key, create_revision, ttl, self._runtime.now())
             if self._event is not None:
                 if self._sleeping:
                     self._sleeping = False
@@ -188,7 +188,7 @@ class LossWatcher:
                 self.drop(held.id)
 
     def _start_watch(self, connection: EtcdConnection, held: Held) -> None:
-        watch = connection.watches.start(held.key, self._wake, revision=held.revision + 1)
+        watch = connection.watches.start(held.key, self._wake, revision=held.seen_revision + 1)
         with self._mutex:
             held.watch = watch
             if self._held.get(held.id) is not held:  # it was released meanwhile
@@ -199,8 +199,8 @@ class LossWatcher:
         held.watch = None
         if watch.compacted:  # etcd no longer has the events: read the key instead
             header, found = read_range(await self._client.request(RANGE, get_key(held.key)))
-            deleted = not found.pairs or found.pairs[0].created > held.revision
-            held.revision = max(held.revision, header.revision)
+            deleted = not found.pairs or found.pairs[0].create_revision > held.seen_revision
+            held.seen_revision = max(held.seen_revision, header.revision)
             return deleted
         held.since = self._runtime.now() + RETRY_PAUSE
         if connection.usable:

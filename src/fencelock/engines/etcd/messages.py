@@ -218,13 +218,13 @@ class Header(NamedTuple):
 
 
 class KeyValue(NamedTuple):
-    """A key, its value and lease, and the revisions at which it was created and last written."""
+    """A key, its value and lease, and etcd's revisions when the key was created and when it was last written."""
 
     key: bytes
-    created: int
+    create_revision: int
     value: bytes
     lease: int
-    modified: int
+    mod_revision: int
 
 
 class Range(NamedTuple):
@@ -311,7 +311,7 @@ def read_watch(data: bytes) -> WatchReport:
     for item in fields[11]:
         event = _read(item)
         pair = _key_value(event.get(2, b""))
-        if event.get(1, 0) == DELETED or pair.modified > pair.created:
-            changes.append((pair.key, pair.modified))
+        if event.get(1, 0) == DELETED or pair.mod_revision > pair.create_revision:
+            changes.append((pair.key, pair.mod_revision))
     revision = _header(fields).revision
     return WatchReport(fields.get(2, 0), revision, bool(fields.get(3)), bool(fields.get(4)), fields.get(5, 0), changes)

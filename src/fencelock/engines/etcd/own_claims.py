@@ -32,15 +32,15 @@ class OwnClaim:
         self.key = queue + client + b"%d" % slot
         self.session: EtcdSession | None = None
         self.data: ClaimData | None = None
-        self.revision = 0
-        """The revision at which its key was created; 0 until etcd has confirmed that."""
+        self.create_revision = 0
+        """The revision at which etcd created its key; 0 until a reply has shown it."""
         self.in_flight = False
-        """Whether an attempt has no reply: it may still arrive, until the claim is abandoned."""
+        """Whether an attempt has no reply: etcd may still receive it, and create the key, until the claim is abandoned."""
         self.held = False
         self.blocked_by: tuple[bytes, ...] = ()
         """While it waits: the keys of the claims ahead that block it."""
-        self.read_at = 0
-        """The revision at which `blocked_by` was read."""
+        self.read_revision = 0
+        """The revision of etcd at which this client has read `blocked_by`."""
         self.waited = False
         self.grant_time = 0
         """The wall clock, in µs, of a grant after a wait, until a renewal has written it; else 0."""
@@ -96,7 +96,7 @@ class OwnClaims:
         if own.session is None or own.session.ended or self._claims.get(own.id) is not own:
             own.held = False
             return False
-        self._loss_watcher.add(own.id, own.key, own.revision, own.session.ttl)
+        self._loss_watcher.add(own.id, own.key, own.create_revision, own.session.ttl)
         return True
 
     def holds(self, own: OwnClaim) -> bool:

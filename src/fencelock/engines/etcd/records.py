@@ -55,8 +55,8 @@ class EtcdRecords:
             lease = new_lease_id()
             _, left = m.read_lease(await self._client.request(m.GRANT, m.grant_lease(lease, ceil(ttl))))
             compares = [
-                m.is_modified_at(record, 0 if pair is None else pair.modified),
-                m.is_modified_at(self._keyspace.about, numbering.revision),
+                m.is_modified_at(record, 0 if pair is None else pair.mod_revision),
+                m.is_modified_at(self._keyspace.about, numbering.mod_revision),
             ]
             body = m.txn(compares, [m.do_put(record, content, lease)], [m.do_range(m.get_key(record))])
             data, sent = await self._client.request_counted(m.TXN, body)
@@ -70,7 +70,7 @@ class EtcdRecords:
                         "between; read it again",
                         key,
                     )
-                revision = found[0].modified
+                revision = found[0].mod_revision
             if revision:
                 if pair is not None and entry is not None and entry.ends > LONG_LEASE:
                     await self._revoke(pair.lease)
@@ -98,9 +98,9 @@ class EtcdRecords:
             (pair,) = pairs
             # A lease that has expired may exist for another second.
             _, left = m.read_lease(await self._client.request(m.TIME_TO_LIVE, m.lease_request(pair.lease)))
-            if left > 0 or pair.modified == seen:
+            if left > 0 or pair.mod_revision == seen:
                 break
-            seen = pair.modified  # read again: another writer may have replaced the record and revoked its lease
+            seen = pair.mod_revision  # read again: another writer may have replaced the record and revoked its lease
         token, _, content = pair.value.partition(b" ")
         value = content[1:] if content.startswith(STORED) else None
-        return numbering, pair, StoredRecord(value, int(token), numbering.origin + pair.modified, float(left))
+        return numbering, pair, StoredRecord(value, int(token), numbering.origin + pair.mod_revision, float(left))

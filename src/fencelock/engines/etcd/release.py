@@ -44,7 +44,7 @@ class Releaser:
         """Delete a held claim's key; return False if it was gone already."""
         self._claims.end_hold(own)
         assert own.session is not None
-        body = delete_if_created_at(own.key, own.revision)
+        body = delete_if_created_at(own.key, own.create_revision)
         reply, sent = await self._transact(body, timeout_for(own.session.ttl))
         if not own.in_flight:  # else the core abandons the claim after this
             self._claims.remove(own, reuse=reply.succeeded)
@@ -70,7 +70,7 @@ class Releaser:
         _, found = m.read_range(await self._client.request(m.RANGE, body, timeout))
         for pair in found.pairs:
             if read_claim(pair.value).id == claim.id:
-                await self._client.request(m.TXN, delete_if_created_at(pair.key, pair.created), timeout)
+                await self._client.request(m.TXN, delete_if_created_at(pair.key, pair.create_revision), timeout)
 
     async def remove_expired(self, timeout: float = MAX_REPLY_TIMEOUT) -> None:
         """Remove the expired claims of all sessions."""
@@ -106,10 +106,10 @@ class Releaser:
         steps = []
         for own in in_flight:
             assert own.session is not None
-            self._sessions.retire(own.session)
+            self._sessions.refuse_claims(own.session)
             mark = m.do_put(self._keyspace.abandoned(own.id), b"", own.session.handle)
             steps += [m.do_range(m.get_key(own.key)), mark]
-        steps += [m.do_txn(delete_if_created_at(own.key, own.revision)) for own in owns if own.revision]
+        steps += [m.do_txn(delete_if_created_at(own.key, own.create_revision)) for own in owns if own.create_revision]
         if steps:
             try:
                 reply, _ = await self._transact(m.txn([], steps), timeout)
@@ -119,10 +119,12 @@ class Releaser:
                 await self._remove(owns, timeout)
                 return
             found = [self._own_pair(own, reply.pairs(2 * at)) for at, own in enumerate(in_flight)]
-            if rest := [m.do_txn(delete_if_created_at(pair.key, pair.created)) for pair in found if pair is not None]:
+            if rest := [
+                m.do_txn(delete_if_created_at(pair.key, pair.create_revision)) for pair in found if pair is not None
+            ]:
                 await self._transact(m.txn([], rest), timeout)
         for own in owns:
-            self._claims.remove(own, reuse=bool(own.revision))
+            self._claims.remove(own, reuse=bool(own.create_revision))
 
     async def _transact(self, body: bytes, timeout: float) -> tuple[m.TxnReply, int]:
         """Send a transaction; return its reply, and how often it was sent."""
@@ -135,6 +137,6 @@ class Releaser:
     @staticmethod
     def _own_pair(own: OwnClaim, pairs: list[m.KeyValue]) -> m.KeyValue | None:
         """Return the pair if the claim itself created it: after a restored backup, the key may be another claim's."""
-        if pairs and pairs[0].created != own.revision and read_claim(pairs[0].value).id == own.id:
+        if pairs and pairs[0].create_revision != own.create_revision and read_claim(pairs[0].value).id == own.id:
             return pairs[0]
         return None

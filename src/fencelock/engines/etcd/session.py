@@ -129,7 +129,7 @@ class Sessions:
 
     # ------------------------------------------------------------------ ending
 
-    def retire(self, session: EtcdSession) -> None:
+    def refuse_claims(self, session: EtcdSession) -> None:
         """Put no more claims on a session, as a late attempt of an abandoned claim may arrive for as long as it lives.
 
         Meanwhile the key `abandoned/<claim id>` keeps that attempt away. It is attached to the same lease, so it lives for as
@@ -140,11 +140,11 @@ class Sessions:
                 self._current.pop(seconds, None)
 
     def _end_unused(self) -> None:
-        """End the retired sessions (they get no new claims) that are empty, or whose time is over by our clock."""
+        """End the sessions that get no new claims and are empty, or whose time is over by our clock."""
         now = self._runtime.now()
         current = list(self._current.values())
-        retired = [session for session in self.all() if session not in current]
-        self._end([session for session in retired if not session.claims() or not session.alive(now)])
+        refusing = [session for session in self.all() if session not in current]
+        self._end([session for session in refusing if not session.claims() or not session.alive(now)])
 
     def _end(self, sessions: Sequence[EtcdSession]) -> None:
         """End sessions with all their claims, and revoke their leases in the background."""
@@ -162,7 +162,7 @@ class Sessions:
     def report_gone(self, session: EtcdSession) -> None:
         """Report that a session, and every claim on it, is gone."""
         self._sessions.pop(session.handle, None)
-        self.retire(session)
+        self.refuse_claims(session)
         if not session.ended:
             session.ended = True  # before `_on_ended`: see `OwnClaims.hold`
             self._on_ended(session)

@@ -31,7 +31,7 @@ def next_numbering(stored: Numbering | None, revision: int, clock: int, min_toke
     Tokens start at the clock, and must lie above `min_token`, which is 0 unless etcd's history has changed.
 
     >>> next_numbering(Numbering(900, 0, 7), revision=100, clock=1000, min_token=0)
-    Numbering(base=900, origin=0, revision=7)
+    Numbering(base=900, origin=0, mod_revision=7)
     >>> next_numbering(Numbering(900, 0, 7), revision=100, clock=1000 + MAX_LAG + 1, min_token=0).base
     60000901
     """
@@ -39,7 +39,7 @@ def next_numbering(stored: Numbering | None, revision: int, clock: int, min_toke
     new = max(token - revision, 0)
     if stored is None or stored.base + revision <= min_token:
         # Revisions of the old history may come again: record versions must not.
-        return Numbering(new, clock, 0 if stored is None else stored.revision)
+        return Numbering(new, clock, 0 if stored is None else stored.mod_revision)
     if stored.base + revision < clock - MAX_LAG:
         return stored._replace(base=new)
     return stored
@@ -69,7 +69,7 @@ class TokenBase:
             stored = read_numbering(found.pairs, self._client.address)
             wanted = next_numbering(stored, header.revision, wall_us(), self._min_token)
             if wanted is not stored:
-                write = txn([is_modified_at(key, wanted.revision)], [do_put(key, wanted.encode())])
+                write = txn([is_modified_at(key, wanted.mod_revision)], [do_put(key, wanted.encode())])
                 reply = read_txn(await self._client.request(TXN, write, timeout))
                 if not reply.succeeded:
                     continue  # another client was faster
@@ -79,7 +79,7 @@ class TokenBase:
                         f"etcd at {self._client.address}: raised the token base of {key.decode()!r} by {days:.1f} days"
                     )
                     log("etcd", WARNING, f"{message}; tokens never go back, so check the clocks if this is unexpected")
-                wanted = wanted._replace(revision=reply.header.revision)
+                wanted = wanted._replace(mod_revision=reply.header.revision)
             self._known = wanted
             return wanted
 

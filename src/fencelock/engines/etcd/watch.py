@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 class Watch:
     """One watch. It is over when it is `broken`; then the caller has to read, and to watch again."""
 
-    __slots__ = ("broken", "changed", "compacted", "created", "id", "keys", "notify")
+    __slots__ = ("broken", "changed", "compacted", "id", "keys", "notify", "start_revision")
 
     def __init__(self, id: int, notify: Callable[[], object], keys: frozenset[bytes] | None) -> None:
         self.id = id
         self.notify = notify
         self.keys = keys
         """The keys that count, of a range; None: all."""
-        self.created: int | None = None
+        self.start_revision: int | None = None
         """The revision at which it started: later changes are reported."""
         self.changed = 0
         """The revision of the last deletion or overwrite, or 0."""
@@ -57,7 +57,7 @@ class WatchStream:
         """Watch a key, or the range up to `end`, for deletions and, with `puts`, for overwrites.
 
         From a past `revision` on, etcd reports up to 0.1 s late: it looks for such watches ten times a second. From now
-        on (0), it reports immediately, and the caller has to read what happened before `created`.
+        on (0), it reports immediately, and the caller has to read what happened before `start_revision`.
         """
         self._last_id += 1
         watch = self._watches[self._last_id] = Watch(self._last_id, notify, keys)
@@ -100,8 +100,8 @@ class WatchStream:
                 if report.canceled and report.id == -1:  # refused, without a number: all callers have to look
                     self.close()
                 continue
-            if report.created and watch.created is None:
-                watch.created = report.revision
+            if report.created and watch.start_revision is None:
+                watch.start_revision = report.revision
             for key, revision in report.changes:
                 if watch.keys is None or key in watch.keys:
                     watch.changed = max(watch.changed, revision)
