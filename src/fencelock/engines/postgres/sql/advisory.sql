@@ -50,13 +50,13 @@ END $$;
 
 -- Register the session's owner and value, and check that no other name has this key; a session runs it before its first lock, and
 -- again when one of the three changes.
-CREATE OR REPLACE FUNCTION fencelock.register_session(k bigint, ns text, nm text, label text, content bytea) RETURNS void
+CREATE OR REPLACE FUNCTION fencelock.register_session(k bigint, ns text, nm text, its_owner text, its_value bytea) RETURNS void
   LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   known fencelock.name;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
-  INSERT INTO fencelock.session (pid, owner, value) VALUES (pg_backend_pid(), label, content)
+  INSERT INTO fencelock.session (pid, owner, value) VALUES (pg_backend_pid(), its_owner, its_value)
     ON CONFLICT (pid) DO UPDATE SET owner = excluded.owner, value = excluded.value
       WHERE (session.owner, session.value) <> (excluded.owner, excluded.value);
   INSERT INTO fencelock.name (key, namespace, name) VALUES (k, ns, nm)

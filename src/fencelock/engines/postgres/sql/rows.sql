@@ -2,6 +2,7 @@
 -- first locks the name, and its later statements see what the step before committed. That requires READ COMMITTED: with any
 -- other isolation a step would see the queue as it was before it got the lock. Functions that clients call set search_path, so
 -- that other functions or operators cannot replace the server's, and lock_timeout, so that they always wait for the name.
+-- A parameter its_x is stored in the column x: PL/pgSQL could not tell two things with one name apart. `me` is a claim's id.
 
 -- Lock the name until the transaction ends; return the time.
 CREATE OR REPLACE FUNCTION fencelock.lock_name(ns text, nm text) RETURNS timestamptz LANGUAGE plpgsql AS $$
@@ -45,7 +46,8 @@ END $$;
 -- the client does not listen, NULL if the claim must not be enqueued. Returns the token; or NULL with the seconds until the claim
 -- ahead expires, and whether that is a holder.
 CREATE OR REPLACE FUNCTION fencelock.attempt(
-  ns text, nm text, me text, ttl double precision, is_shared boolean, limited integer, label text, content bytea, notify text,
+  ns text, nm text, me text, ttl double precision, is_shared boolean, its_permits integer, its_owner text, its_value bytea,
+  notify text,
   OUT granted bigint, OUT retry_in double precision, OUT first boolean
 ) LANGUAGE plpgsql
   SET search_path = pg_catalog, pg_temp SET lock_timeout = 0 AS $$
@@ -59,7 +61,7 @@ BEGIN
     -- There are no other claims: do the same as below, in as few steps as possible.
     granted := fencelock.mint();
     INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, token, shared, permits, channel, owner, value)
-      VALUES (ns, nm, me, ttl, ends, granted, is_shared, limited, '', label, content);
+      VALUES (ns, nm, me, ttl, ends, granted, is_shared, its_permits, '', its_owner, its_value);
     PERFORM fencelock.set_durability(true);
     RETURN;
   END IF;
@@ -70,7 +72,7 @@ BEGIN
       RETURN;
     END IF;
     INSERT INTO fencelock.claim (namespace, name, id, seconds, expires, shared, permits, channel, owner, value)
-      VALUES (ns, nm, me, ttl, ends, is_shared, limited, coalesce(notify, ''), label, content);
+      VALUES (ns, nm, me, ttl, ends, is_shared, its_permits, coalesce(notify, ''), its_owner, its_value);
   END IF;
   admitted := fencelock.advance_queue(ns, nm, at, me);
   SELECT token INTO granted FROM fencelock.claim WHERE id = me;
