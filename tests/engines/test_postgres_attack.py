@@ -16,7 +16,7 @@ import pytest
 import fencelock
 import fencelock.aio
 from fencelock import EngineUnavailable, LeaseLost, LockTimeout
-from fencelock.core.clock import NO_DEADLINE
+from fencelock.core.clock import NO_DEADLINE, Deadline
 from fencelock.engines.postgres.connection import PostgresConnection
 from fencelock.model import Claim, Renewal
 from fencelock.runtime.blocking import run_sync
@@ -24,7 +24,7 @@ from tests.contract.runtimes import client_of
 from tests.contract.steps import background
 from tests.engines.conftest import Clients
 from tests.engines.forwarder import forwarding
-from tests.engines.postgres_server import advisory, ask, empty
+from tests.engines.postgres_server import advisory, ask, empty, sessions
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import Proxy
 from tests.support.waiting import SOON, eventually
@@ -300,3 +300,53 @@ async def test_listener_replaces_a_frozen_connection(postgres: Postgres) -> None
         lease = await asyncio.wait_for(waiter, 2 * SOON)  # by itself it would ask again after a third of the ttl
         await lease.release()
         await far.close()
+
+
+async def test_connection_of_a_caller_that_is_cancelled_when_it_is_ready_stays_in_the_pool(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is cancelled in the loop step in which its connect ends leaves the connection to the next caller."""
+    async with fencelock.aio.connect(empty(postgres).url) as locks:
+        pool = cast(Any, locks._client.engine)._pool
+        connect, made = pool._connect, []
+
+        async def connect_and_cancel(*args: Any) -> PostgresConnection:
+            made.append(await connect(*args))
+            task.cancel()
+            return cast(PostgresConnection, made[0])
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "_connect", connect_and_cancel)
+            task = asyncio.ensure_future(pool.connect())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        connection = await pool.borrow()
+        pool.keep(connection)
+        assert made == [connection]
+        assert len(sessions(postgres)) == 1
+
+
+async def test_connection_that_is_ready_just_after_a_timeout_is_the_next_callers(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller without time leaves its connect to the next caller, and does not take the connection as well."""
+    async with fencelock.aio.connect(url.replace("+advisory", "")) as locks:
+        pool = cast(Any, locks._client.engine)._pool
+        others = object()
+
+        class Mutex:
+            """Another thread takes over the connect that was left, and gets its connection, before anything else happens."""
+
+            def __enter__(self) -> None: ...
+
+            def __exit__(self, *_: object) -> None:
+                while pool._unclaimed:
+                    connecting = pool._unclaimed.pop()
+                    connecting.connection = others
+                    connecting.done.set()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "_connect", lambda _: asyncio.sleep(SOON))
+            patched.setattr(pool, "_mutex", Mutex())
+            with pytest.raises(EngineUnavailable, match="no connection within"):
+                await pool.connect(Deadline(locks._client.runtime.now, 0.05))

@@ -206,14 +206,21 @@ class PostgresPool:
                 connecting = Connecting(self._runtime.event())
                 await self._start_connect(connecting, deadline)
             seconds = deadline.at_most(inf)
+            connection: PostgresConnection | None = None
+            interrupted = True
             try:
                 await connecting.done.wait(None if seconds == inf else seconds)
+                interrupted = False
             finally:
                 with self._mutex:
-                    if not connecting.done.is_set():
-                        self._unclaimed.append(connecting)
-            if connecting.connection is not None:
-                return connecting.connection
+                    if connecting.done.is_set():
+                        connection = connecting.connection
+                    else:
+                        self._unclaimed.append(connecting)  # from now on, its connection is another caller's
+                if interrupted and connection is not None:
+                    self.keep(connection)  # the caller was cancelled when the connection was ready
+            if connection is not None:
+                return connection
             self.check_open()
             if connecting.error is None:
                 raise EngineUnavailable(f"{self.address}: no connection within {seconds:.3g} s")
