@@ -247,6 +247,28 @@ async def test_undo_lost_with_its_connection(nodes: Nodes, between: Proxies, cli
     await left_nowhere(locks, nodes)
 
 
+@pytest.mark.usefixtures("patient")
+async def test_close_sends_an_undo_that_was_lost_with_its_connection(
+    nodes: Nodes, between: Proxies, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that is closed right after a release leaves nothing on nodes whose connections broke meanwhile."""
+    for limit in ("engine.MIN_TIMEOUT", "engine.ABANDON_CONNECT_TIMEOUT", "cluster.STRAGGLER_TIMEOUT"):
+        monkeypatch.setattr(f"fencelock.engines.redlock.{limit}", SOON)  # close() waits for a short time only
+    locks = clients.connect(url_of(between.members))
+    await connect_to_all(locks, nodes)
+    lease = await locks.lock("x", ttl=30).acquire()
+    await asyncio.to_thread(eventually_blocking, lambda: all(tell(node, "EXISTS", LOCK) for node in nodes))
+    await asyncio.sleep(0.1)  # all have answered
+    for member in between.members[:2]:
+        member.drop("to_server")
+    assert await lease.release()
+    for member in between.members[:2]:
+        member.disconnect()
+        member.heal()
+    await locks.close()
+    assert not any(tell(node, "EXISTS", LOCK) for node in nodes)
+
+
 def test_slash_in_an_option() -> None:
     """A path among the options is not taken for the database."""
     with fencelock.connect("redlock://h1:1,h2:2,h3:3?client_name=a/b", namespace="x") as locks:

@@ -21,7 +21,7 @@ from fencelock.core.clock import Deadline, wall_us
 from fencelock.core.runtime import NO_REPLY, Runtime
 from fencelock.engines.redis.connector import RedisConnector
 from fencelock.engines.redis.pool import escape_pattern
-from fencelock.engines.redlock.cluster import Cluster, is_reply, reply_timeout
+from fencelock.engines.redlock.cluster import MIN_TIMEOUT, Cluster, is_reply, reply_timeout
 from fencelock.engines.redlock.commands import Commands
 from fencelock.engines.redlock.inspect import snapshot_of
 from fencelock.engines.redlock.proposals import Proposals
@@ -159,10 +159,17 @@ class RedlockEngine:
         return 0
 
     async def close(self) -> None:
-        """Close all connections and wake the waiters."""
-        self._cluster.close()
-        for waiter in list(self._waiting.values()):
-            waiter.event.set()
+        """Send the undos that nodes have missed, close all connections, and wake the waiters."""
+        try:
+            if any(node.has_unconfirmed_undos for node in self._cluster):
+                # Any request to all nodes does: the undos go ahead of it, and a reply shows that they have arrived.
+                deadline = Deadline(self._runtime.now, ABANDON_CONNECT_TIMEOUT)
+                with suppress(EngineUnavailable, RuntimeError):  # RuntimeError: no more threads, or the loop is closed
+                    await self._cluster.request_majority(self._commands.inspect(""), MIN_TIMEOUT, deadline=deadline)
+        finally:
+            self._cluster.close()
+            for waiter in list(self._waiting.values()):
+                waiter.event.set()
 
     def after_fork(self) -> None:
         """Drop the parent's connections without sending anything."""

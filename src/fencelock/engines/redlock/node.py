@@ -108,6 +108,11 @@ class Node:
 
     # ------------------------------------------------------------------ undos that this node missed
 
+    @property
+    def has_unconfirmed_undos(self) -> bool:
+        """Whether the node has missed an undo, or may have."""
+        return bool(self.pending_undos) or any(connection.raw.pending for connection in list(self._unconfirmed))
+
     def sent_undo(self, connection: RedisConnection, undo: bytes) -> None:
         """Remember an undo that was sent without waiting for its reply. The server replies in order."""
         undos = self._unconfirmed.setdefault(connection, deque())
