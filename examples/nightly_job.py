@@ -32,7 +32,7 @@ def main() -> None:
     stop = threading.Event()
     threading.Timer(options.seconds, stop.set).start()
     with fencelock.connect(ttl=5) as locks:
-        nightly = locks.schedule("billing", every=2, attempts=2)
+        nightly = locks.schedule("nightly-example", every=2, attempts=2)
         nightly.run(bill_customers, stop)
         for run in reversed(nightly.history()):
             took = "" if run.duration is None else f", {run.duration:.1f} s"

@@ -126,7 +126,9 @@ if not TYPE_CHECKING:  # a type checker would take any name for a public one
         if name in ("aio", "fences", "lockfree"):
             return import_module(f"fencelock.{name}")
         if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from fencelock.primitives.api_hints import no_module_attribute
+
+            raise no_module_attribute(__name__, name)
         for module in PUBLIC_MODULES:
             found = vars(import_module(module)).get(name)
             if found is not None:

@@ -105,7 +105,14 @@ def test_unknown_option(cli: Cli) -> None:
     for arguments in (["x", "--wait", "--", "true"], ["x", "--wait"]):
         result = cli("run", *arguments)
         assert result.returncode == 64
-        assert "there is no option --wait" in result.stderr
+        assert "there is no option --wait (did you mean --timeout?)" in result.stderr
+
+
+def test_several_names_without_dashes(cli: Cli) -> None:
+    """Without a --, the second name is taken for the command; the error says where the -- belongs."""
+    result = cli("run", "x", "no-such-program", "true")
+    assert result.returncode == 127
+    assert result.stderr.endswith("; after several names, put -- before the command\n")
 
 
 def test_not_acquired(cli: Cli) -> None:

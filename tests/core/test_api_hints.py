@@ -28,6 +28,7 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
         ("owned", r"lease\.lost"),
         ("extend", r"lease\.renew\(\)"),
         ("reacquire", r"lease\.renew\(\)"),
+        ("contenders", r"locks\.inspect\(name\)"),
     ],
 )
 def test_lock_methods_of_redis_py_say_what_to_call(connect: Any, attribute: str, advice: str) -> None:
@@ -38,6 +39,17 @@ def test_lock_methods_of_redis_py_say_what_to_call(connect: Any, attribute: str,
         getattr(lock, attribute)
     with pytest.raises(AttributeError, match=r"^a fencelock Lock has no attribute 'nosuch'$"):
         _ = lock.nosuch
+
+
+def test_lease_methods_of_redis_py_say_what_to_call() -> None:
+    """A method of redis-py's lock that is called on a lease raises an error that names the method of the lease."""
+    with fencelock.connect("memory://habits") as locks, locks.lock("lease") as lease:
+        for attribute, advice in (("extend", "renew"), ("reacquire", "renew"), ("owned", "lost"), ("locked", "lost")):
+            with pytest.raises(AttributeError, match=rf"^a fencelock Lease has no attribute '{attribute}': .*{advice}"):
+                getattr(lease, attribute)
+        with pytest.raises(AttributeError, match="'tokn'") as caught:
+            _ = lease.tokn  # type: ignore[attr-defined]
+        assert (caught.value.name, caught.value.obj) == ("tokn", lease)  # Python adds: Did you mean: 'token'?
 
 
 @CONNECT
@@ -107,12 +119,87 @@ def test_known_keywords_are_those_of_the_functions() -> None:
     job, shared, lock, cache = (set(get_type_hints(kind)) for kind in kinds)
     named = {"rwlock": lock, "locked": lock, "semaphore": shared, "cached": cache, "single_flight": cache}
     named |= {"multi": shared | {"read", "write"}, "election": shared | {"value"}, "acquire": {"timeout"}}
+    named["try_acquire"] = set()
     for function in (Locks.lock, Locks.rate_limit, Locks.once, Locks.schedule, fencelock.connect):
         parameters = inspect.signature(function).parameters.values()
         named[function.__name__] = {given.name for given in parameters if given.kind is given.KEYWORD_ONLY}
     named["once"] |= job
     named["schedule"] |= job
     assert {function: set(options) for function, options in OPTIONS.items()} == named
+
+
+@CONNECT
+@pytest.mark.parametrize(
+    ("function", "arguments", "keyword", "advice"),
+    [
+        ("schedule", ("s",), "interval", r"every= is the number of seconds"),
+        ("schedule", ("s",), "seconds", r"every= is the number of seconds"),
+        ("schedule", ("s",), "retries", r"attempts="),
+        ("once", ("s", "1"), "retries", r"attempts="),
+        ("lock", ("s",), "retries", r"timeout="),
+        ("rate_limit", ("s", 5), "interval", r"per= is the number of seconds"),
+    ],
+)
+def test_keyword_that_means_something_else_to_each_function(
+    connect: Any, function: str, arguments: Any, keyword: str, advice: str
+) -> None:
+    """A keyword of another library leads to the argument of this function."""
+    make = getattr(connect("memory://habits"), function)
+    with pytest.raises(InvalidType, match=rf"^{function}\(\) has no argument '{keyword}': {advice}"):
+        make(*arguments, **{keyword: 1})
+
+
+def test_expire_of_a_cached_value() -> None:
+    """`expire=` of a cached value leads to its ttl, which is not the ttl of a lock."""
+    with fencelock.connect("memory://habits") as locks:
+        with pytest.raises(
+            InvalidType, match=r"^single_flight\(\) has .* 'expire': ttl= is for how many seconds a value is"
+        ):
+            locks.single_flight("k", list, expire=60)  # type: ignore[call-arg]
+
+
+@CONNECT
+async def test_arguments_in_the_wrong_place(connect: Any) -> None:
+    """`try_acquire(timeout=)` and `connect(host=)` say where the argument belongs."""
+    locks = connect("memory://habits")
+    for lock in (locks.lock("x"), locks.multi("x", "y")):
+        with pytest.raises(InvalidType, match=r"^try_acquire\(\) has no argument 'timeout': .*acquire\(timeout=…\)"):
+            await lock.try_acquire(timeout=5)
+    with pytest.raises(InvalidType, match=r"^connect\(\) has no argument 'host': it is a part of the URL"):
+        connect(host="localhost")
+
+
+@pytest.mark.parametrize("module", [fencelock, aio], ids=["blocking", "asyncio"])
+def test_lock_without_a_client(module: Any) -> None:
+    """`fencelock.Lock("a")`, `fencelock.lock` and `fencelock.Semaphore` say that a client makes them."""
+    with pytest.raises(InvalidType, match=r"^a client makes .*locks\.lock\('a'\)$"):
+        module.Lock("a")
+    for attribute in ("lock", "Semaphore"):
+        with pytest.raises(AttributeError, match=rf"has no attribute '{attribute}': connect\(\) returns a client"):
+            getattr(module, attribute)
+    with pytest.raises(AttributeError, match=r"has no attribute 'nosuch'$"):
+        _ = module.nosuch
+
+
+@CONNECT
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda locks: locks.rwlock("x"), r"RWLock .*rwlock\.read\(\) and rwlock\.write\(\)"),
+        (lambda locks: locks.election("x"), r"Election .*election\.campaign\(\)"),
+        (lambda locks: locks.schedule("x", every=60), r"Schedule .*schedule\.run_due\(work\)"),
+        (lambda locks: locks.rate_limit("x", 5), r"RateLimit .*limit\.acquire\(\)"),
+    ],
+)
+async def test_with_block_of_an_object_that_has_none(connect: Any, make: Any, advice: str) -> None:
+    """`with` and `async with` on an object that is not held say what to write."""
+    made = make(connect("memory://habits"))
+    with pytest.raises(InvalidType, match=rf"^a fencelock {advice}"):
+        with made:
+            pytest.fail("the body ran")
+    with pytest.raises(InvalidType, match=rf"^a fencelock {advice}"):
+        async with made:
+            pytest.fail("the body ran")
 
 
 @pytest.mark.parametrize("make", [lambda locks: locks, lambda locks: locks.lock("x"), lambda locks: locks.multi("x")])

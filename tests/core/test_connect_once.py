@@ -81,11 +81,12 @@ async def test_closed_port_says_what_to_check(scheme: str) -> None:
     """The error for a closed port says what to look at, in both APIs."""
     url = f"{scheme}://127.0.0.1:1{'/db' if scheme in ('mysql', 'postgresql') else ''}"
     expected = r"(?i)is the server running"
-    with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=expected):
+    with fencelock.connect(url) as locks, pytest.raises(EngineUnavailable, match=expected) as blocking:
         await asyncio.to_thread(locks.lock("x", timeout=0).acquire)
     async with aio.connect(url) as aio_locks:
-        with pytest.raises(EngineUnavailable, match=expected):
+        with pytest.raises(EngineUnavailable, match=expected) as caught:
             await aio_locks.lock("x", timeout=0).acquire()
+    assert ".;" not in f"{caught.value} {blocking.value}"
 
 
 def test_unknown_host_gets_the_same_hint() -> None:

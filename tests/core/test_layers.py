@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": BASE | {"core", "runtime", "engines", "primitives", "fences"},
     "cli": BASE | {"core", "runtime", "api", "primitives", "aio", "sqlio", "fences", "lockfree", "sim", "web", ""},
     "web": BASE | {"core", "runtime", "api", "primitives", "aio", "fences", "sim", ""},
-    "aio": BASE | {"api", "runtime", "fences", "lockfree", "sqlio"},
+    "aio": BASE | {"api", "primitives", "runtime", "fences", "lockfree", "sqlio"},
     "__main__": {"cli"},
     "": BASE | {"api", "primitives"},
 }

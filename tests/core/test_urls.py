@@ -47,6 +47,8 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
             "postgresql://, mysql:// and memory://",
         ),
         ("localhost:6379", "Did you mean redis://localhost:6379?"),
+        ("redis:localhost", "write redis://host:6379/0"),
+        (Path("locks.db"), "Did you mean sqlite:locks.db?"),
         ("redis:6379/0", "Did you mean redis://redis:6379/0?"),
         ("127.0.0.1:2379", "Did you mean etcd://127.0.0.1:2379?"),
         ("db:5432", "Did you mean postgresql://db:5432?"),
@@ -61,7 +63,9 @@ CONNECT = pytest.mark.parametrize("connect", [fencelock.connect, aio.connect], i
     ],
 )
 @CONNECT
-def test_refused_url_error_suggests_the_fix(connect: Callable[[str], object], url: str, message: str) -> None:
+def test_refused_url_error_suggests_the_fix(
+    connect: Callable[[str | Path], object], url: str | Path, message: str
+) -> None:
     """A URL without an engine or a file is refused when the client is made, and the error suggests a fix."""
     with pytest.raises(InvalidURL) as caught:
         connect(url)

@@ -7,7 +7,7 @@ import inspect
 import threading
 import time
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -65,6 +65,60 @@ async def test_work_of_the_wrong_kind_is_refused() -> None:
             other(plain)  # type: ignore[arg-type]
 
 
+async def test_work_without_a_parameter_is_refused_before_it_uses_up_a_slot() -> None:
+    """A function that does not accept the slot is refused before the claim; the slot is still free to run."""
+
+    def plain() -> None: ...
+
+    async def awaited(first: Any, second: Any) -> None: ...
+
+    words = r"^work is called with one argument, as in `def work\(slot\)`; \w+\(\) does not accept that: "
+    with fencelock.connect("memory://no-parameter") as locks:
+        schedule, once = locks.schedule("work", every=60), locks.once("work", "1")
+        calls: list[Any] = [schedule.run_due, schedule.run, schedule.trigger, schedule, once.run]
+        for call in calls:
+            with pytest.raises(fencelock.InvalidType, match=words):
+                call(plain)
+        with pytest.raises(fencelock.InvalidType, match=r"`def work\(term\)`"):
+            locks.election("work").run(plain)  # type: ignore[arg-type]
+        assert schedule.history() == []
+        assert once.run(print)
+    async with aio.connect("memory://no-parameter") as awaits:
+        other, another = awaits.schedule("work", every=60), awaits.once("work", "2")
+        methods: list[Any] = [other.run_due, other.run, other.trigger, another.run]
+        for method in methods:
+            with pytest.raises(fencelock.InvalidType, match=words):
+                await method(awaited)
+
+
+def test_decorator_may_take_the_slot_for_a_function_without_a_parameter() -> None:
+    """The parameters of the function that is called count, not those of one that it wraps."""
+
+    def wrapped() -> None: ...
+
+    @wraps(wrapped)
+    def work(slot: object) -> None:
+        wrapped()
+
+    with fencelock.connect("memory://wrapped") as locks:
+        assert locks.once("work", "1").run(work)
+
+
+def test_changed_expression_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A schedule that finds another expression under its name says so once: two jobs may share the name."""
+    with fencelock.connect("memory://changed") as locks:
+        locks.schedule("billing", every=2).run_due(lambda slot: None)
+        assert not caplog.records
+        changed = locks.schedule("billing", every=3600)
+        for _ in range(2):
+            changed.run_due(lambda slot: None)
+        (record,) = caplog.records
+        assert record.getMessage().startswith(
+            "the expression of 'billing' has changed from 'every 2 s' to 'every 3600 s'"
+        )
+        assert "rename one" in record.getMessage()
+
+
 async def test_decorated_function_takes_no_argument_and_runs_what_is_due() -> None:
     """A decorated function keeps its name and takes no argument, as schedulers expect; each call runs what is due."""
     ran: list[object] = []
@@ -95,6 +149,21 @@ def test_next_returns_utc() -> None:
         schedule._schedule.clock = lambda: datetime(2026, 7, 1, 12, tzinfo=UTC).timestamp()
         assert schedule.next() == datetime(2026, 7, 2, 0, 30, tzinfo=UTC)
         assert repr(schedule) == "<Schedule 'next'>"
+
+
+def test_next_is_after_a_slot_that_ran_early() -> None:
+    """After `run_due` has run a slot ahead of its time, `next` returns the slot behind it."""
+    with fencelock.connect("memory://early") as locks:
+        schedule = locks.schedule("early", every=3600)
+        schedule._schedule.clock = lambda: 1_800_000_000.0 - 10
+        assert schedule.next().timestamp() == 1_800_000_000
+        (run,) = schedule.run_due(lambda slot: None)
+        assert run.time == datetime.fromtimestamp(1_800_000_000, UTC)
+        assert schedule.next().timestamp() == 1_800_000_000 + 3600
+        other = locks.schedule("early", every=3600)
+        other._schedule.clock = schedule._schedule.clock
+        assert other.run_due(lambda slot: None) == []
+        assert other.next() == schedule.next()
 
 
 def test_history_is_bounded() -> None:

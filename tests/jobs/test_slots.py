@@ -142,6 +142,12 @@ def test_wrong_expressions_are_refused(options: dict[str, object]) -> None:
         make_timetable(given["cron"], given["every"], given["tz"], "job")
 
 
+def test_word_instead_of_a_cron_expression() -> None:
+    """The error for a word such as `daily` names the five fields."""
+    with pytest.raises(InvalidArgument, match=r"^'job': 'daily' is no cron expression: .*write minute, hour, .*'0 2 "):
+        make_timetable("daily", None, "UTC", "job")
+
+
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without cronsim, a cron expression says what to install, and `every` works."""
     monkeypatch.setitem(sys.modules, "cronsim", None)

@@ -101,6 +101,21 @@ def test_a_seed_that_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no promise is broken" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--engine redlock --primitive rwlock", "redlock has no rwlock"),
+        ("--engine redlock --primitive once", "redlock has no once"),
+        ("--primitive rwlock --scenario drift", "for rwlock on memory the scenarios are calm, "),
+    ],
+)
+def test_what_cannot_be_played_is_refused(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A primitive that the engine lacks, and a scenario that is not played for it, are refused in one sentence."""
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(arguments.split())
+    assert f"error: {words}" in capsys.readouterr().err
+
+
 def test_seeds_on_several_cores_and_on_one() -> None:
     """Seeds find the same in one process and in several."""
     variant = "tests.sim.variants:tokens_from_the_wall"

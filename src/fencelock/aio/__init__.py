@@ -19,6 +19,7 @@ from fencelock.api.aio_jobs import Once, Schedule, Slot
 from fencelock.api.aio_lock import Lease, Lock, Lost, RWLock
 from fencelock.api.aio_multi import Group, MultiLock
 from fencelock.api.aio_rate_limit import RateLimit
+from fencelock.primitives.api_hints import no_module_attribute
 
 __all__ = [
     "CachedFunction",
@@ -46,4 +47,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for a public one
 
         if name in ("fences", "lockfree"):
             return import_module(f"fencelock.aio.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise no_module_attribute(__name__, name)

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from fencelock.api.aio_lock import Lease, Lock
 from fencelock.core.validation import check_coroutine_function
 from fencelock.core.watch import StopSignal, check_stop
+from fencelock.primitives.api_hints import NoBlock
 from fencelock.primitives.election import BaseElection, Candidate, Leader
 
 
-class Election:
+class Election(NoBlock):
     """One leader among many candidates. A term is a lease: its token is the number of the term.
 
     >>> from fencelock.aio import connect
@@ -69,7 +70,7 @@ class Election:
         out; LeaseLost of the term itself only begins the next campaign. An engine that cannot be reached is logged, and
         the candidate tries again.
         """
-        check_coroutine_function(work, "work")
+        check_coroutine_function(work, "work", "term")
         await self._election.run(work, check_stop(stop))
 
     def __repr__(self) -> str:

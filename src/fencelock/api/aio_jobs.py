@@ -11,7 +11,7 @@ from typing import Any
 from fencelock.api.aio_lock import Lease, Lost
 from fencelock.core.validation import check_coroutine_function
 from fencelock.core.watch import StopSignal, check_stop
-from fencelock.primitives.api_hints import AsyncioOnly
+from fencelock.primitives.api_hints import AsyncioOnly, NoBlock
 from fencelock.primitives.once import BaseOnce
 from fencelock.primitives.runs import Run
 from fencelock.primitives.schedule import BaseSchedule
@@ -111,7 +111,7 @@ class Once(AsyncioOnly):
 
         If `work` raises, the run counts as failed and the error comes out.
         """
-        check_coroutine_function(work, "work")
+        check_coroutine_function(work, "work", "slot")
         return await self._once.run(_caller(work))
 
     async def __aenter__(self) -> Slot | None:
@@ -127,7 +127,7 @@ class Once(AsyncioOnly):
         return f"<Once {self.name!r} {self.slot}>"
 
 
-class Schedule:
+class Schedule(NoBlock):
     """A job that runs once per slot in the whole fleet.
 
     >>> from fencelock.aio import connect
@@ -159,7 +159,7 @@ class Schedule:
         that is logged, and the slot is retried within `within`. `stop` never interrupts `work`; its task is
         cancelled when the lease is lost.
         """
-        check_coroutine_function(work, "work")
+        check_coroutine_function(work, "work", "slot")
         await self._schedule.run(_caller(work), check_stop(stop))
 
     async def run_due(self, work: Callable[[Slot], Awaitable[object]], *, early: float = 30.0) -> list[Run]:
@@ -169,12 +169,12 @@ class Schedule:
         `work` raises, the first error comes out after all due slots have run. An engine that cannot be reached is an error,
         and nothing runs.
         """
-        check_coroutine_function(work, "work")
+        check_coroutine_function(work, "work", "slot")
         return await self._schedule.run_due(_caller(work), early)
 
     async def trigger(self, work: Callable[[Slot], Awaitable[object]]) -> Run | None:
         """Run now, beside the slots. With overlap="skip", return None if another run is in progress; else wait for it."""
-        check_coroutine_function(work, "work")
+        check_coroutine_function(work, "work", "slot")
         return await self._schedule.trigger(_caller(work))
 
     async def history(self, limit: int = 20) -> list[Run]:
@@ -182,12 +182,15 @@ class Schedule:
         return await self._schedule.history(limit)
 
     def next(self) -> datetime:
-        """Return the time of the next slot in UTC, by this machine's clock. It asks no server."""
+        """Return the time of the next slot in UTC, by this machine's clock. It asks no server.
+
+        A slot that `run_due` of this object ran early, or found to have run early, is not the next one.
+        """
         return self._schedule.next()
 
     def __call__(self, work: Callable[[Slot], Awaitable[object]]) -> Callable[[], Coroutine[Any, Any, list[Run]]]:
         """Decorate a function of a slot: each call of the result runs what is due, as `run_due` does."""
-        check_coroutine_function(work, "work")
+        check_coroutine_function(work, "work", "slot")
 
         async def call() -> list[Run]:
             return await self.run_due(work)

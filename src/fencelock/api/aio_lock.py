@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Never, NoReturn
+from typing import Never, NoReturn
 
 from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
-from fencelock.primitives.api_hints import AsyncioOnly, no_attribute, no_keyword
+from fencelock.primitives.api_hints import AsyncioOnly, Hints, NoBlock, no_keyword, no_lock_without_client
 from fencelock.primitives.lock import UNSET, BaseLock, Unset
 
 
@@ -42,7 +42,7 @@ class Lost:
         return f"<Lost {self._lease.name!r} {'set' if self.is_set() else 'not set'}>"
 
 
-class Lease(BaseLease):
+class Lease(Hints, BaseLease):
     """A held lock: its name, its fencing token, and the time that is left.
 
     >>> from fencelock.aio import connect
@@ -105,6 +105,8 @@ class Lock(AsyncioOnly):
     __slots__ = ("_lock",)
 
     def __init__(self, lock: BaseLock[Lease]) -> None:
+        if isinstance(lock, str):
+            raise no_lock_without_client(lock)
         self._lock = lock
 
     @property
@@ -122,8 +124,10 @@ class Lock(AsyncioOnly):
             raise no_keyword("acquire", unknown)
         return await self._lock.acquire(timeout)
 
-    async def try_acquire(self) -> Lease | None:
+    async def try_acquire(self, **unknown: Never) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
+        if unknown:
+            raise no_keyword("try_acquire", unknown)
         return await self._lock.try_acquire()
 
     async def __aenter__(self) -> Lease:
@@ -134,11 +138,6 @@ class Lock(AsyncioOnly):
     ) -> None:
         await self._lock.pop_block()._exit_block(error)
 
-    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
-
-        def __getattr__(self, attribute: str) -> NoReturn:
-            raise no_attribute(attribute)
-
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
 
@@ -146,7 +145,7 @@ class Lock(AsyncioOnly):
         raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
 
 
-class RWLock(AsyncioOnly):
+class RWLock(NoBlock):
     """A reader-writer lock: `read()` and `write()` return locks. Nobody overtakes, so writers do not starve.
 
     >>> from fencelock.aio import connect

@@ -80,8 +80,10 @@ class MultiLock(AsyncioOnly):
             raise no_keyword("acquire", unknown)
         return await self._multi.acquire(timeout)
 
-    async def try_acquire(self) -> Group | None:
+    async def try_acquire(self, **unknown: Never) -> Group | None:
         """Return all leases, or None if one of the names is not free now."""
+        if unknown:
+            raise no_keyword("try_acquire", unknown)
         return await self._multi.try_acquire()
 
     async def __aenter__(self) -> Group:

@@ -7,13 +7,14 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from fencelock.core.validation import check_coroutine_function
+from fencelock.primitives.api_hints import NoBlock
 from fencelock.primitives.rate_limit import BaseRateLimit, RateState
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class RateLimit:
+class RateLimit(NoBlock):
     """A limit on calls in the whole fleet; threads and tasks may share it.
 
     >>> from fencelock.aio import connect

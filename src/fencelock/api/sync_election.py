@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from fencelock.api.sync_lock import Lease, Lock
 from fencelock.core.validation import check_function
 from fencelock.core.watch import StopSignal, check_stop
+from fencelock.primitives.api_hints import NoBlock
 from fencelock.primitives.election import BaseElection, Candidate, Leader
 from fencelock.runtime.blocking import each, run_sync
 
 
-class Election:
+class Election(NoBlock):
     """One leader among many candidates. A term is a lease: its token is the number of the term.
 
     >>> from fencelock import connect
@@ -68,7 +69,7 @@ class Election:
         out; LeaseLost of the term itself only begins the next campaign. An engine that cannot be reached is logged, and
         the candidate tries again.
         """
-        check_function(work, "work")
+        check_function(work, "work", "term")
 
         async def call(term: Lease) -> None:
             work(term)

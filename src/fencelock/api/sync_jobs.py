@@ -10,7 +10,7 @@ from types import TracebackType
 from fencelock.api.sync_lock import Lease, Lost, after_interrupt
 from fencelock.core.validation import check_function
 from fencelock.core.watch import StopSignal, check_stop
-from fencelock.primitives.api_hints import BlockingOnly
+from fencelock.primitives.api_hints import BlockingOnly, NoBlock
 from fencelock.primitives.once import BaseOnce
 from fencelock.primitives.runs import ClaimedRun, Run
 from fencelock.primitives.schedule import BaseSchedule
@@ -105,7 +105,7 @@ class Once(BlockingOnly):
 
         If `work` raises, the run counts as failed and the error comes out.
         """
-        check_function(work, "work")
+        check_function(work, "work", "slot")
         return run_sync(self._once.run(_caller(work)))
 
     def __enter__(self) -> Slot | None:
@@ -127,7 +127,7 @@ class Once(BlockingOnly):
         return f"<Once {self.name!r} {self.slot}>"
 
 
-class Schedule:
+class Schedule(NoBlock):
     """A job that runs once per slot in the whole fleet.
 
     >>> from fencelock import connect
@@ -155,7 +155,7 @@ class Schedule:
         that is logged, and the slot is retried within `within`. `stop` never interrupts `work`, which should end when
         `slot.lost` is set.
         """
-        check_function(work, "work")
+        check_function(work, "work", "slot")
         run_sync(self._schedule.run(_caller(work), check_stop(stop)))
 
     def run_due(self, work: Callable[[Slot], object], *, early: float = 30.0) -> list[Run]:
@@ -165,12 +165,12 @@ class Schedule:
         `work` raises, the first error comes out after all due slots have run. An engine that cannot be reached is an error,
         and nothing runs.
         """
-        check_function(work, "work")
+        check_function(work, "work", "slot")
         return run_sync(self._schedule.run_due(_caller(work), early))
 
     def trigger(self, work: Callable[[Slot], object]) -> Run | None:
         """Run now, beside the slots. With overlap="skip", return None if another run is in progress; else wait for it."""
-        check_function(work, "work")
+        check_function(work, "work", "slot")
         return run_sync(self._schedule.trigger(_caller(work)))
 
     def history(self, limit: int = 20) -> list[Run]:
@@ -178,12 +178,15 @@ class Schedule:
         return run_sync(self._schedule.history(limit))
 
     def next(self) -> datetime:
-        """Return the time of the next slot in UTC, by this machine's clock. It asks no server."""
+        """Return the time of the next slot in UTC, by this machine's clock. It asks no server.
+
+        A slot that `run_due` of this object ran early, or found to have run early, is not the next one.
+        """
         return self._schedule.next()
 
     def __call__(self, work: Callable[[Slot], object]) -> Callable[[], list[Run]]:
         """Decorate a function of a slot: each call of the result runs what is due, as `run_due` does."""
-        check_function(work, "work")
+        check_function(work, "work", "slot")
 
         def call() -> list[Run]:
             return self.run_due(work)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Never, NoReturn
+from typing import Never, NoReturn
 
 from fencelock.core.block import give_up
 from fencelock.core.group import BaseGroup
 from fencelock.core.lease import BaseLease
 from fencelock.errors import FencelockError
-from fencelock.primitives.api_hints import BlockingOnly, no_attribute, no_keyword
+from fencelock.primitives.api_hints import BlockingOnly, Hints, NoBlock, no_keyword, no_lock_without_client
 from fencelock.primitives.lock import UNSET, BaseLock, Unset
 from fencelock.runtime.blocking import run_sync
 
@@ -49,7 +49,7 @@ class Lost:
         return f"<Lost {self._lease.name!r} {'set' if self.is_set() else 'not set'}>"
 
 
-class Lease(BaseLease):
+class Lease(Hints, BaseLease):
     """A held lock: its name, its fencing token, and the time that is left.
 
     >>> from fencelock import connect
@@ -110,6 +110,8 @@ class Lock(BlockingOnly):
     __slots__ = ("_lock",)
 
     def __init__(self, lock: BaseLock[Lease]) -> None:
+        if isinstance(lock, str):
+            raise no_lock_without_client(lock)
         self._lock = lock
 
     @property
@@ -126,8 +128,10 @@ class Lock(BlockingOnly):
             raise no_keyword("acquire", unknown)
         return run_sync(self._lock.acquire(timeout))
 
-    def try_acquire(self) -> Lease | None:
+    def try_acquire(self, **unknown: Never) -> Lease | None:
         """Return a lease, or None if the lock is not free now."""
+        if unknown:
+            raise no_keyword("try_acquire", unknown)
         return run_sync(self._lock.try_acquire())
 
     def __enter__(self) -> Lease:
@@ -143,11 +147,6 @@ class Lock(BlockingOnly):
             after_interrupt(failure, popped[0] if popped else self._lock.pop_own_block())
             raise
 
-    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
-
-        def __getattr__(self, attribute: str) -> NoReturn:
-            raise no_attribute(attribute)
-
     def __repr__(self) -> str:
         return f"<Lock {self.name!r}>"
 
@@ -155,7 +154,7 @@ class Lock(BlockingOnly):
         raise TypeError("a fencelock lock cannot be sent to another process; call connect() there")
 
 
-class RWLock(BlockingOnly):
+class RWLock(NoBlock):
     """A reader-writer lock: `read()` and `write()` return locks. Nobody overtakes, so writers do not starve.
 
     >>> from fencelock import connect

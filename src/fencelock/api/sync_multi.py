@@ -81,8 +81,10 @@ class MultiLock(BlockingOnly):
             raise no_keyword("acquire", unknown)
         return run_sync(self._multi.acquire(timeout))
 
-    def try_acquire(self) -> Group | None:
+    def try_acquire(self, **unknown: Never) -> Group | None:
         """Return all leases, or None if one of the names is not free now."""
+        if unknown:
+            raise no_keyword("try_acquire", unknown)
         return run_sync(self._multi.try_acquire())
 
     def __enter__(self) -> Group:

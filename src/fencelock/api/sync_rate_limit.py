@@ -7,6 +7,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from fencelock.core.validation import check_function
+from fencelock.primitives.api_hints import NoBlock
 from fencelock.primitives.rate_limit import BaseRateLimit, RateState
 from fencelock.runtime.blocking import run_sync
 
@@ -14,7 +15,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class RateLimit:
+class RateLimit(NoBlock):
     """A limit on calls in the whole fleet; threads and tasks may share it.
 
     >>> from fencelock import connect

@@ -98,6 +98,8 @@ class Child:
         number, command = int(code), self.command[0]
         if number in (errno.ENOENT, errno.ENOTDIR):
             advice = "is it installed, and on $PATH? (a script: is its #! line right?)"
+            if "--" not in sys.argv:
+                advice += "; after several names, put -- before the command"
             if " " in command.strip() and len(self.command) == 1:
                 advice = f"did you mean `-- {command}`, without quotes? For a line of shell: -- sh -c {command!r}"
             return NOT_FOUND, f"{command!r} was not found; {advice}"

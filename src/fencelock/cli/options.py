@@ -163,6 +163,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("--timeot", ["--ttl", "--timeout"])
     ' (did you mean --timeout?)'
     """
+    if word == "--wait" and "--timeout" in known:  # of flock
+        return " (did you mean --timeout?)"
     from difflib import get_close_matches  # the import takes 3 ms, and only a wrong word needs it
 
     return next((f" (did you mean {near}?)" for near in get_close_matches(word, known, n=1)), "")

@@ -175,6 +175,8 @@ def _load(scheme: str, engine: EngineModule) -> ModuleType:
 
 def _adopt(runtime: Runtime, client: object, namespace: str) -> Engine:
     """Return the engine for an application's own client, connection, pool or SQLAlchemy engine."""
+    if isinstance(client, os.PathLike):
+        raise InvalidURL(_unknown(os.fsdecode(client)))
     for kind in type(client).__mro__:
         package = kind.__module__.partition(".")[0]
         scheme, engine = package, CLIENTS.get(package)

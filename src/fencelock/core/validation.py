@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from fencelock.core import log as log_module
 from fencelock.core.log import WARNING, log
@@ -172,18 +173,40 @@ def check_value(value: object, name: str) -> str:
     return value
 
 
-def check_function(function: object, what: str) -> None:
-    """Raise InvalidType unless it is a plain function: the caller would not await an async def."""
+def check_function(function: object, what: str, argument: str | None = None) -> None:
+    """Raise InvalidType unless it is a plain function, of the `argument` if given: nobody would await an async def."""
     if not callable(function):
         raise InvalidType(f"{what} must be a function, not {type(function).__name__}")
     if _is_coroutine_function(function):
         raise InvalidType(f"{what} is an async def, and nobody would await it; use fencelock.aio")
+    _check_argument(function, what, argument)
 
 
-def check_coroutine_function(function: object, what: str) -> None:
-    """Raise InvalidType unless it is an async def: a plain function would block the event loop."""
+def check_coroutine_function(function: object, what: str, argument: str | None = None) -> None:
+    """Raise InvalidType unless it is an async def, of the `argument` if given: a plain function would block the loop."""
     if not _is_coroutine_function(function):
         raise InvalidType(f"{what} must be an async def: a plain function would block the event loop")
+    _check_argument(function, what, argument)
+
+
+def _check_argument(function: Any, what: str, argument: str | None) -> None:
+    """Raise InvalidType if a call with one argument would fail: a job would have used up its slot by then."""
+    if argument is None:
+        return
+    from inspect import signature
+
+    try:
+        # Not of what it wraps: a decorator may take the argument for a function that does not.
+        accepts = signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return  # some builtins have no signature
+    try:
+        accepts.bind(None)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise InvalidType(
+            f"{what} is called with one argument, as in `def {what}({argument})`; {name}() does not accept that: {error}"
+        ) from None
 
 
 def _is_coroutine_function(function: object) -> bool:

@@ -71,12 +71,15 @@ class BaseSchedule(Generic[L]):
         """The wall clock, which decides when a slot is due."""
         self._not_started: set[str] = set()
         """Ids of claims whose write may have happened, but whose run never began."""
+        self._mark = 0
+        """The high-water mark that was read last."""
+        self._warned_changed = False
 
     # ------------------------------------------------------------------ what users call
 
     def next(self) -> datetime:
-        """Return the next slot, by this machine's clock."""
-        return slots.next_slot(self._table, self.now_us())
+        """Return the next slot, by this machine's clock; a slot that this object has seen run early is not the next."""
+        return slots.next_slot(self._table, max(self._mark, self.now_us()))
 
     async def history(self, limit: int = 20) -> list[Run]:
         """Return the last runs, newest first."""
@@ -259,8 +262,18 @@ class BaseSchedule(Generic[L]):
     # ------------------------------------------------------------------ the record and the clock
 
     async def _read(self) -> tuple[State | None, int]:
-        """Return the state of the schedule, and its version."""
-        return await read_state(self._records, self.name)
+        """Return the state of the schedule, and its version. Log a change of the expression, once."""
+        state, version = await read_state(self._records, self.name)
+        if state is not None:
+            self._mark = state.mark
+            if state.text != self._table.text and not self._warned_changed:
+                self._warned_changed = True
+                message = (
+                    f"the expression of {self.name!r} has changed from {state.text!r} to {self._table.text!r}, so no missed "
+                    "slot is caught up; if two jobs use this name, rename one"
+                )
+                log("jobs", WARNING, message, lock=self._key, owner=self._client.owner)
+        return state, version
 
     def now(self) -> datetime:
         """Return the time by the wall clock."""

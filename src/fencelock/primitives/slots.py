@@ -77,7 +77,11 @@ class Cron:
         try:
             slots = CronSim(self._expression, datetime(2024, 1, 1, tzinfo=self._zone))
         except CronSimError as error:
-            raise InvalidArgument(f"{name!r}: {expression!r:.80} is no cron expression: {error}", name) from None
+            raise InvalidArgument(
+                f"{name!r}: {expression!r:.80} is no cron expression: {error}; write minute, hour, day of the month, "
+                "month and day of the week, as in '0 2 * * *' for each day at 2",
+                name,
+            ) from None
         if next(slots, None) is None:
             raise InvalidArgument(f"{name!r}: {expression!r:.80} names no time that ever comes", name)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fencelock.sim.many import Summary, broken, cores, play_many
 from fencelock.sim.run import play
-from fencelock.sim.scenario import ENGINES, PRIMITIVES, UNFENCED, scenario_of
+from fencelock.sim.scenario import ENGINES, PRIMITIVES, UNFENCED, scenario_of, scenarios_of
 from fencelock.sim.timeline import timeline
 
 SHOWN = 10
@@ -30,6 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--variant", metavar="MODULE:NAME", help="break the code with this context manager first")
     parser.add_argument("--json", action="store_true", help="with --seed: print the history as lines of JSON")
     options = parser.parse_args(arguments)
+    played = [scenario.name for scenario in scenarios_of(options.engine, options.primitive)]
+    if not played:
+        parser.error(f"{options.engine} has no {options.primitive}")
+    if options.scenario not in (None, *played):
+        parser.error(f"for {options.primitive} on {options.engine} the scenarios are {', '.join(played)}")
     if options.seed is not None:
         return replay(
             options.seed, options.scenario, options.variant, options.engine, options.primitive, json=options.json

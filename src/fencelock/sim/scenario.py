@@ -299,6 +299,7 @@ ENGINES = {"memory": SCENARIOS, "redis": REDIS, "redlock": REDLOCK}
 ONCE_SLOTS = ("a", "b", "c")
 RECORDED = ("once", "schedule", "rate_limit", "single_flight")
 """The primitives that keep records."""
+NOT_ON_REDLOCK = ("rwlock", "semaphore", *RECORDED)
 
 PRIMITIVES: dict[str, dict[str, Any]] = {
     "lock": {},
@@ -318,13 +319,13 @@ FOR_PRIMITIVES = ("calm", "lossy", "late", "stops", "kept", "outage", "chaos", "
 
 
 def scenarios_of(engine: str = "memory", primitive: str = "lock") -> tuple[Scenario, ...]:
-    """Return the scenarios that are played for a primitive on an engine."""
+    """Return the scenarios that are played for a primitive on an engine; none if the engine does not have it."""
     if primitive == "lock":
         return (*ENGINES[engine], UNFENCED)
     return tuple(
         replace(scenario, primitive=primitive, **PRIMITIVES[primitive])
         for scenario in ENGINES[engine]
-        if scenario.name in FOR_PRIMITIVES and not (engine == "redlock" and primitive in RECORDED)
+        if scenario.name in FOR_PRIMITIVES and not (engine == "redlock" and primitive in NOT_ON_REDLOCK)
     )
 
 

@@ -129,7 +129,7 @@ class RedisConnector:
         return hiredis.Reader(protocolError=ValueError, replyError=self._make_error, notEnoughData=NO_REPLY)
 
     def _unreachable(self, connection: Any, error: Exception) -> EngineUnavailable:
-        words = str(error) or type(error).__name__
+        words = (str(error) or type(error).__name__).removesuffix(".")
         if words.startswith("No master found"):
             words = words.partition(" : ")[0]  # the rest lists redis-py's clients of the Sentinels
         tls = isinstance(connection, redis.SSLConnection | redis.asyncio.SSLConnection)
@@ -224,7 +224,8 @@ def _check(url: str, shown: str) -> None:
         # redis-py would ignore this part and try another socket.
         raise InvalidURL(f"{shown!r}: a socket's path begins with a slash of its own, as in unix:///run/redis.sock")
     if not is_path and not (parts.path.strip("/") or "0").isdecimal():
-        raise InvalidURL(f"{shown!r} is not a Redis URL: the database is a number, as in redis://host:6379/0")
+        advice = "the database is a number, as in" if parts.netloc else "write"
+        raise InvalidURL(f"{shown!r} is not a Redis URL: {advice} redis://host:6379/0")
 
 
 def from_client(client: Any, *, aio: bool) -> RedisConnector:
