@@ -1,4 +1,4 @@
-"""A fleet on Redis: waiters for a rebuilt value, stale reads beside a rebuild, and a rate limit of 16 processes."""
+"""A fleet: waiters for a rebuilt value and stale reads beside a rebuild on Redis, and rate limits of 16 processes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from typing import Any
 
 import fencelock
 from bench.harness import Goal
-from tests.servers import Redis
+from tests.servers import Etcd, Redis, ZooKeeper
+from tests.servers.mariadb import sql_server
 
 PROCESSES, THREADS = 8, 25
 """Processes that wait, and threads in each: 200 waiters in total."""
 FLEET = 16
 LIMIT, BURST, SECONDS = 400, 20, 3.0
+FASTEST = 10**6
+"""Calls a second that no engine serves: such a limit never waits."""
 READS = 2000
 
 
 def main(rounds: int) -> list[Goal]:
     with Redis() as server:
-        return [*rebuilt_value(server.url, rounds), *stale_reads(server.url, rounds), *rate_limit(server.url)]
+        goals = [*rebuilt_value(server.url, rounds), *stale_reads(server.url, rounds), *rate_limit(server.url)]
+    return [*goals, *compare_and_set()]
 
 
 @contextmanager
@@ -138,18 +142,13 @@ def p99(read: Callable[[], object]) -> float:
 def rate_limit(url: str) -> list[Goal]:
     """Count the calls of 16 processes in every second, and how much of n they use."""
     with fleet(FLEET, call_limited, url) as pipes:
-        for pipe in pipes:
-            pipe.recv()  # it is connected
-        begin = time.monotonic() + 0.1
-        for pipe in pipes:
-            pipe.send(begin)
-        times = sorted(moment for pipe in pipes for moment in pipe.recv())
+        times = limited_calls(pipes, LIMIT, BURST)
     first, most = 0, 0
     for last, moment in enumerate(times):
         while times[first] <= moment - 1.0:
             first += 1
         most = max(most, last - first + 1)
-    used = (len(times) - BURST) / (LIMIT * (times[-1] - times[0]))
+    used = share_used(times, LIMIT, BURST)
     print(
         f"\nRedis, rate limit of {LIMIT} a second and a burst of {BURST}, {FLEET} processes, {SECONDS:g} s\n"
         f"  at most {most} calls in any second (n + burst = {LIMIT + BURST}), {used:.1%} of n used"
@@ -160,16 +159,47 @@ def rate_limit(url: str) -> list[Goal]:
     ]
 
 
+def compare_and_set() -> list[Goal]:
+    """Measure the rate limit on the engines that charge it by compare and set: the share of n used, and the fastest rate."""
+    print(f"\nRate limit by compare and set: share of n used by {FLEET} processes, and calls a second without a limit")
+    goals = []
+    for title, start in (("MySQL", sql_server), ("ZooKeeper", ZooKeeper), ("etcd", Etcd)):
+        with start() as server, fleet(FLEET, call_limited, server.url) as pipes:
+            used = {n: share_used(limited_calls(pipes, n, n // 4), n, n // 4) for n in (20, 100, 200, 400)}
+            rates = [len(limited_calls(pipes[:size], FASTEST, FASTEST)) / SECONDS for size in (1, FLEET)]
+        shares = ", ".join(f"n = {n}: {share:.1%}" for n, share in used.items())
+        print(f"  {title:9} {shares}; 1 process {rates[0]:.0f}, {FLEET} processes {rates[1]:.0f} calls/s")
+        goals.append(Goal(f"rate limit on {title}, 16 processes: share of n = 20 used", used[20], 0.95, at_most=False))
+    return goals
+
+
+def limited_calls(pipes: list[Any], n: int, burst: int) -> list[float]:
+    """Let processes call as often as a limit allows; return the times of the calls."""
+    for pipe in pipes:
+        pipe.send((f"{n}-{len(pipes)}", n, burst))
+    for pipe in pipes:
+        pipe.recv()  # it is connected
+    begin = time.monotonic() + 0.1
+    for pipe in pipes:
+        pipe.send(begin)
+    return sorted(moment for pipe in pipes for moment in pipe.recv())
+
+
+def share_used(times: list[float], n: int, burst: int) -> float:
+    return (len(times) - burst) / (n * (times[-1] - times[0]))
+
+
 def call_limited(url: str, pipe: Any) -> None:
     with fencelock.connect(url) as locks:
-        limit = locks.rate_limit("api", LIMIT, per=1.0, burst=BURST)
-        limit.state()
-        pipe.send(None)
-        begin = pipe.recv()
-        time.sleep(max(0.0, begin - time.monotonic()))
-        times = []
-        while time.monotonic() < begin + SECONDS:
-            limit.acquire()
-            times.append(time.monotonic())
-        pipe.send(times)
-        pipe.recv()
+        while True:
+            name, n, burst = pipe.recv()
+            limit = locks.rate_limit(name, n, per=1.0, burst=burst)
+            limit.state()
+            pipe.send(None)
+            begin = pipe.recv()
+            time.sleep(max(0.0, begin - time.monotonic()))
+            times = []
+            while time.monotonic() < begin + SECONDS:
+                limit.acquire()
+                times.append(time.monotonic())
+            pipe.send(times)

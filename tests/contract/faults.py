@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from fencelock.core.clock import Deadline
@@ -27,6 +27,7 @@ class Faulty:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self._runtime = runtime
         self._faults: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        self._before: dict[str, Callable[[], None]] = {}
 
     @classmethod
     def around(cls, locks: Any) -> Faulty:
@@ -60,12 +61,17 @@ class Faulty:
         """Drop the next calls: the engine does not get them, and the client gets no reply."""
         self._faults[call] += [("drop", 0.0)] * times
 
+    def before(self, call: str, function: Callable[[], None]) -> None:
+        """Call a function before the next call is forwarded."""
+        self._before[call] = function
+
     def heal(self) -> None:
         """Remove all faults."""
         self._faults.clear()
 
     async def _through(self, call: str, work: Awaitable[T]) -> T:
         self.calls[call] += 1
+        self._before.pop(call, lambda: None)()
         fault, seconds = self._faults[call].pop(0) if self._faults[call] else ("", 0.0)
         if fault in ("refuse", "drop"):
             work.close()  # type: ignore[attr-defined]

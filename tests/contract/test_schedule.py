@@ -14,11 +14,13 @@ import pytest
 from fencelock.core.records import records_of
 from fencelock.errors import EngineUnavailable, GuaranteeUnavailable, LeaseLost
 from fencelock.primitives.runs import Run
+from tests.contract.engines import EngineCase
 from tests.contract.factory import MakeClient
 from tests.contract.faults import Faulty
 from tests.contract.jobs import nothing, schedule, until_lost
 from tests.contract.runtimes import LocksView
 from tests.contract.steps import background
+from tests.servers.plugin import Session
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.records
@@ -165,6 +167,68 @@ async def test_nothing_runs_in_an_outage(
             await task
     assert [slot.timestamp() for slot in ran] == [NINE]
     assert len([record for record in caplog.records if "cannot be run" in record.message]) <= 2
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("step", "fault"),
+    [
+        ("attempt", "killed"),
+        ("attempt", "stopped"),
+        ("write", "killed"),
+        pytest.param("write", "stopped", marks=pytest.mark.long),
+    ],
+)
+async def test_nothing_runs_when_the_server_fails_before_its_reply(
+    factory: MakeClient, locks: LocksView, case: EngineCase, engines: Session, step: str, fault: str
+) -> None:
+    """A server that is killed or stopped before it replies to a claim: nothing runs, and the slot runs once afterwards.
+
+    `attempt` acquires the schedule's lock, `write` records the claim of the slot under it.
+    """
+    assert case.server is not None
+    server = engines.get(case.server)
+    # A crash of PostgreSQL may bring a released lock back until its ttl ends.
+    options: dict[str, Any] = {"every": 3600, "ttl": 1}
+    assert len(await schedule(factory, locks, "report", clock(NINE), **options).run_due()) == 1
+    faulty = Faulty.around(locks)
+    sent = threading.Event()
+
+    def pause() -> None:
+        server.pause()
+        sent.set()
+
+    faulty.before(step, pause)
+    ran: list[Any] = []
+
+    async def work(slot: Any) -> None:
+        ran.append(slot)
+
+    job = schedule(factory, locks, "report", clock(NINE + 3600), **options)
+    async with background(job.run_due(work)) as (task,):
+        await eventually(sent.is_set, "the request is on its way")
+        await asyncio.sleep(0.1)
+        assert not task.done(), "it waits for the reply"
+        if fault == "killed":
+            server.kill()
+        # In asyncio, a lease that ends during the write cancels it.
+        with pytest.raises(EngineUnavailable if step == "attempt" else (EngineUnavailable, LeaseLost)):
+            await task
+    assert not ran
+    server.start()
+
+    async def ended() -> bool:
+        try:
+            await job.run_due(work)
+            return bool(ran)
+        except EngineUnavailable:  # the server may need a moment before it replies again
+            return False
+
+    await eventually(ended, "the slot runs")
+    other = schedule(factory, factory.connect(), "report", clock(NINE + 3601), **options)
+    assert await job.run_due(work) == await other.run_due(work) == []
+    assert [(slot.time.timestamp(), slot.attempt) for slot in ran] == [(NINE + 3600, 1)]
+    assert outcomes(await other.history(1)) == [(1.0, "succeeded", 1)]
 
 
 async def test_run_that_lost_its_lease_is_abandoned(factory: MakeClient, locks: LocksView) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from fencelock.core.records import UNFENCED_TOKEN, Record, Records, Written
+from fencelock.core.records import UNFENCED_TOKEN, Record, Records
+from fencelock.core.runtime import Runtime
 
 
 class RateRequest(NamedTuple):
@@ -66,7 +67,9 @@ def decide(now: int, stored: Sequence[int], requests: Sequence[RateRequest], max
 
 
 KEEP = 3600.0
-"""Seconds for which a record of a limit outlives its last call."""
+"""Seconds for which a record outlives its last call: on ZooKeeper it expires by a client's clock, which may be wrong."""
+LONGEST_PAUSE = 0.5
+"""Seconds until a client that was slower than another one tries again, at most."""
 
 
 class RecordRates:
@@ -76,51 +79,55 @@ class RecordRates:
     back: for a moment they are stricter than necessary, never more generous.
     """
 
-    def __init__(self, records: Records, clock: Callable[[Record | None], Awaitable[int]]) -> None:
+    def __init__(
+        self, runtime: Runtime, records: Records, clock: Callable[[], Awaitable[int]], keep: float = KEEP
+    ) -> None:
+        self._runtime = runtime
         self._records = records
         self._clock = clock
-        """Returns the time in µs, on the engine's clock if it has one, given the record that was just read."""
+        """Returns the time in µs, on the engine's clock if it has one."""
+        self._keep = keep
 
     async def reserve(self, requests: Sequence[RateRequest], max_wait: float) -> Reservation:
-        """Read all limits, decide, and write those that no other client has changed meanwhile; else decide again."""
-        records = [await self._records.read(request.key) for request in requests]
+        """Read all limits, decide, and write those that no other client has changed meanwhile; else start over."""
+        failures = 0
         while True:
-            now = await self._clock(records[-1])
+            began = self._runtime.now()
+            records = [await self._records.read(request.key) for request in requests]
+            now = await self._clock()
             reservation = decide(now, [_number(record) for record in records], requests, max_wait)
             if not reservation.granted:
                 return reservation
             stored = 0
             for request, record, time in zip(requests, records, reservation.times, strict=True):
-                written = await self._store(request.key, record, time, now)
-                if not written.done:
-                    records[stored] = written.record  # what another client has written meanwhile
+                if not await self._store(request.key, record, time, now):
                     break
                 stored += 1
             else:
                 return reservation
             await self.refund(requests[:stored], reservation._replace(times=reservation.times[:stored]))
-            records[:stored] = [await self._records.read(request.key) for request in requests[:stored]]
+            # Without a pause, the requests of those that fail again slow down the one that succeeds.
+            failures += 1
+            pause = min(LONGEST_PAUSE, failures * (self._runtime.now() - began))
+            await self._runtime.sleep(pause * self._runtime.random())
 
     async def refund(self, requests: Sequence[RateRequest], reservation: Reservation) -> None:
         """Give back each charge that is still the last one."""
         for request, time in zip(requests, reservation.times, strict=True):
             record = await self._records.read(request.key)
             if record is not None and _number(record) == time:
-                await self._store(request.key, record, time - request.cost, await self._clock(record))
+                await self._store(request.key, record, time - request.cost, await self._clock())
 
     async def read(self, keys: Sequence[str]) -> tuple[int, list[int]]:
         """Read the limits one after the other."""
-        numbers, now = [], 0
-        for key in keys:
-            record = await self._records.read(key)
-            numbers.append(_number(record))
-            now = await self._clock(record)
-        return now, numbers
+        numbers = [_number(await self._records.read(key)) for key in keys]
+        return await self._clock(), numbers
 
-    async def _store(self, key: str, record: Record | None, time: int, now: int) -> Written:
-        ttl = max(0.0, (time - now) / 1e6) + KEEP
+    async def _store(self, key: str, record: Record | None, time: int, now: int) -> bool:
+        """Write the number of a limit; return False if another client has changed it meanwhile."""
+        ttl = max(0.0, (time - now) / 1e6) + self._keep
         expect = 0 if record is None else record.version
-        return await self._records.write(key, str(time).encode(), token=UNFENCED_TOKEN, ttl=ttl, expect=expect)
+        return (await self._records.write(key, str(time).encode(), token=UNFENCED_TOKEN, ttl=ttl, expect=expect)).done
 
 
 def _number(record: Record | None) -> int:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fencelock.core.runtime import Runtime
     from fencelock.engines.etcd.url import EtcdUrl
 
+RATE_KEEP = 60.0
+"""Seconds for which a limit's record outlives its last call. Each call leaves an etcd lease behind, which lasts as long."""
 TRAITS = Traits(
     engine="etcd",
     guarantee=TokenGuarantee.CONSENSUS,
@@ -69,7 +71,7 @@ class EtcdEngine:
         inspection = Inspection(client, keyspace)
         self.inspect, self.names, self.force_release = inspection.inspect, inspection.names, inspection.force_release
         self.records = EtcdRecords(client, keyspace, self._token_base)
-        self.rates = RecordRates(self.records, self.records.clock)
+        self.rates = RecordRates(runtime, self.records, self.records.clock, keep=RATE_KEEP)
 
     async def renew(self, grants: Sequence[Grant]) -> list[Renewal]:
         """Keep the sessions of the grants alive: one keep-alive per session, however many claims it has."""

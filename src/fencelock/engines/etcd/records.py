@@ -33,7 +33,7 @@ class EtcdRecords:
         self._token_base = token_base
 
     @staticmethod
-    async def clock(_: Record | None) -> int:
+    async def clock() -> int:
         """Return the time in µs, for rate limits. It is this client's: etcd has no clock that clients can read."""
         return wall_us()
 

@@ -50,7 +50,7 @@ class MySQLEngine(Administration):
         self._runtime = runtime
         self._pool = MySQLPool(runtime, server, namespace)
         self.records = MySQLRecords(self._pool)
-        self.rates = RecordRates(self.records, self.records.clock)
+        self.rates = RecordRates(runtime, self.records, self.records.clock)
         self._sessions = MySQLSessions(runtime, self._pool)
         self._abandoned: dict[str, None] = {}
         """Ids of abandoned claims. close() abandons claims whose callers still attempt: those must not get the lock."""

@@ -43,7 +43,7 @@ class MySQLRecords:
                 await self._pool.run(sql.PRUNE_RECORDS, check=False)
                 return Written(True, StoredRecord(value, token, version, now + ttl).seen(now))
 
-    async def clock(self, _: Record | None) -> int:
+    async def clock(self) -> int:
         """Return the server's time in µs, for rate limits."""
         (reply,) = await self._pool.run(f"SELECT {sql.CLOCK}")
         return int(rows_of(reply)[0][0] or 0)

@@ -47,7 +47,7 @@ class ZooKeeperEngine:
         inspector = Inspector(self._sessions, self._namespace.paths)
         self.inspect, self.names, self.force_release = inspector.inspect, inspector.names, inspector.force_release
         self.records = ZooKeeperRecords(self._sessions, self._namespace)
-        self.rates = RecordRates(self.records, self.records.clock)
+        self.rates = RecordRates(runtime, self.records, self.records.clock)
 
     # ------------------------------------------------------------------ acquiring
 

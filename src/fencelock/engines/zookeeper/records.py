@@ -65,10 +65,10 @@ class ZooKeeperRecords:
                 return Written(True, StoredRecord(value, token, origin + stat.mzxid, now + ttl).seen(now))
         raise EngineUnavailable(f"the record {key!r} has too many writers at the same time")
 
-    async def clock(self, _: Record | None = None) -> int:
+    async def clock(self) -> int:
         """Return the leader's wall clock in µs, which a write shows: rate limits use it, so clients' clocks may differ."""
         session = await self._sessions.any()
-        for _attempt in range(ATTEMPTS):
+        for _ in range(ATTEMPTS):
             (reply,) = await session.request(SetData(self._folder, b"", -1), timeout=MAX_REPLY_TIMEOUT)
             if not reply.no_node:
                 return int(reply.get().mtime) * 1000
